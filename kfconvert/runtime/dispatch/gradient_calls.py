@@ -1,4 +1,4 @@
-"""Calls of a converted model in which gradients are wanted: whether a program may serve them, and by what backward."""
+"""Calls of a converted model that require gradients: whether a program can serve them, and the backward pass."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which
 
 
 class GradientCall:
-    """One call that ``variant`` is to serve and autograd to record.
+    """One call for ``variant`` that autograd records.
 
     Args:
-        state: of ``model``, which this holds, as backward may come when nobody else does any more.
-        original: the forward that ``model`` had before its conversion.
-        parameters: those of the model, in the order of ``state``.
+        state: the state of ``model``. This object keeps the model alive for a later backward pass.
+        original: the forward of ``model`` from before its conversion.
+        parameters: the parameters of the model, in the order of ``state``.
         leaves: the flat arguments.
     """
 
@@ -45,7 +45,7 @@ class GradientCall:
         self._parameters, self._leaves = parameters, leaves
 
     def refusal(self) -> str | None:
-        """Why this call has to run the original; None where gradients can be computed later."""
+        """The reason why this call must run the original; None where a later backward pass can compute gradients."""
         region, known = self._variant.region, self._state.parameters
         if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
             return "saved-tensor hooks are disabled, and the call requires gradients"
@@ -60,8 +60,7 @@ class GradientCall:
         if region.returns_inputs:
             return "it returns an input or a weight unchanged, and the call requires gradients"
         if not all(map(operator.is_, self._parameters, known)) or len(self._parameters) != len(known):
-            # torch.func.functional_call puts other parameters in place for the time of one call; backward comes after
-            # it.
+            # torch.func.functional_call replaces parameters during one call only, and backward comes later.
             return "its parameters differ from the converted ones, and the call requires gradients"
         if any(map(_has_hooks, self._parameters)):
             return "a parameter has hooks, which backward would call too often"
@@ -76,7 +75,7 @@ class GradientCall:
         return f"{differentiable}, and the call requires gradients" if isinstance(differentiable, str) else None
 
     def run(self) -> Any:
-        """The flat outputs of the program, of which backward computes the original again. There must be no refusal."""
+        """Return the flat outputs of the program; backward recomputes the original. Requires that refusal() is None."""
         differentiable = self._differentiable()
         assert isinstance(differentiable, Differentiable)
         region, program = self._variant.region, self._variant.program
@@ -93,15 +92,15 @@ class GradientCall:
                 return program.run(flat)
             except UnfitTensors:
                 raise
-            except Exception as error:  # hooks of saved tensors, which are none of the program, may raise around it
+            except Exception as error:  # saved-tensor hooks from outside the program may raise
                 leave_to_original(error, region, None)
                 raise
 
         return run_recorded(fused, original, self._parameters, self._leaves, differentiable, program.tensors())
 
     def _differentiable(self) -> Differentiable | str:
-        """What autograd does with a call of the original, given which of its parameters and arguments want a gradient;
-        or why gradients cannot be computed later. It is looked up in one run of the original."""
+        """Describe autograd's treatment of an original call, depending on which parameters and arguments require a
+        gradient; or return the reason why gradients cannot be computed later. One run of the original shows it."""
         tensors = (*self._parameters, *(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)))
         wanted = bytes(tensor.requires_grad for tensor in tensors)
         known = self._variant.region.differentiable
@@ -112,7 +111,7 @@ class GradientCall:
         return known[wanted]
 
     def _look_up_differentiable(self) -> Differentiable | str:
-        # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
+        # Hooks on saved tensors (checkpoints, offloading) must not keep anything of this run.
         with originals(), torch.enable_grad(), saved_memory() as saved:
             outputs, _ = self._variant.region.flat_outputs(self._original, self._leaves)
         if is_connected(outputs):
@@ -124,11 +123,11 @@ class GradientCall:
 
     @contextmanager
     def _as_in_forward(self) -> Iterator[None]:
-        """Within the block, in a backward pass, the model runs as it did in the forward pass: in eval mode, without
-        autocast or ``parametrize.cached()``.
+        """Context manager for a backward pass that restores the modes of the forward pass: eval mode, without autocast
+        or ``parametrize.cached()``.
 
         Raises:
-            RuntimeError: something else has changed, which would make other gradients.
+            RuntimeError: another change would lead to different gradients.
         """
         training = [module for module in self._model.modules() if module.training]
         devices = {parameter.device.type for parameter in self._parameters} or {"cpu"}
