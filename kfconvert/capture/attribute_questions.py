@@ -1,5 +1,5 @@
-"""Which attributes a forward asks tensors for that they do not have by themselves, such as a scale that somebody has
-given to a weight: a trace asks its stand-ins for them, and these have none. And which it sets on those it is given."""
+"""Records attributes that a forward reads from tensors but a trace's stand-ins lack, such as a user-assigned scale of a
+weight, and attributes that it sets on its arguments."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .compiler_questions import OF_HELPERS
 
 @contextmanager
 def noted_attributes() -> Iterator[dict[str, str | None]]:
-    """Within the block, the dict collects the names of the attributes that a model's author asks stand-ins for in this
-    thread, and that they do not have, each with where it was asked. By some it is asked what library a tensor is of
-    (``__array__``, or those of helpers); nobody sets these."""
+    """Context manager whose dict collects the attributes that a model's author reads from stand-ins in this thread and
+    that these lack, each with its place in the code. Some names identify the tensor's library (``__array__``, or names
+    of helpers); nobody assigns these."""
     here, names = ThisThread(), dict[str, str | None]()
 
     def missing(self: FakeTensor, name: str) -> Any:
@@ -33,7 +33,7 @@ def noted_attributes() -> Iterator[dict[str, str | None]]:
             names.setdefault(name, place_now())
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    FakeTensor.__getattr__ = missing  # type: ignore[attr-defined]  # called for what is not found otherwise
+    FakeTensor.__getattr__ = missing  # type: ignore[attr-defined]  # called where normal lookup fails
     try:
         yield names
     finally:
@@ -44,8 +44,8 @@ def noted_attributes() -> Iterator[dict[str, str | None]]:
 def refuse_attributes(
     names: Iterable[str], tensors: Iterable[Tensor], places: Mapping[str, str | None] = MappingProxyType({})
 ) -> None:
-    """Raises CaptureError where one of ``tensors`` has one of the attributes ``names``, which were read at these places
-    in the code."""
+    """Raises CaptureError where one of ``tensors`` has one of the attributes ``names``, which the code reads at these
+    places."""
     tensors = list(tensors)
     for name in sorted(names):
         if any(name in vars(tensor) for tensor in tensors):
@@ -55,8 +55,8 @@ def refuse_attributes(
 
 @contextmanager
 def set_attributes(tensors: Sequence[Tensor]) -> Iterator[set[str]]:
-    """Within the block, ``tensors`` have no attributes of their own; after it, the set has the names of those that they
-    were given, which are gone again."""
+    """Context manager that removes the attributes of ``tensors``. At the end, the set has the names of attributes
+    assigned within it, which are removed again."""
     names, before = set[str](), [dict(vars(tensor)) for tensor in tensors]
     for tensor in tensors:
         vars(tensor).clear()

@@ -196,7 +196,7 @@ def test_changes_of_what_has_moved_are_errors(called, inputs):
 
 def test_it_must_have_been_called():
     model = small_models.converted(small_models.cnn)
-    with pytest.raises(FrozenError, match="nothing is derived from the weights of CNN yet: call it"):
+    with pytest.raises(FrozenError, match="no program of CNN has run yet: call it"):
         moved(model)
     call(model, small_models.inputs_of(model))
     assert on_host(moved(model))

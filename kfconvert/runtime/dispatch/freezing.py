@@ -25,9 +25,9 @@ class FrozenError(RuntimeError):
 def freeze(model: _Model, originals: str | None = None) -> _Model:
     """Freeze the weights, modules, attributes and code of a converted ``model``; returns ``model``.
 
-    A call then checks its arguments, the modes and switches of the process (gradients, autocast, default dtype and
-    device, global module hooks, active modes), the mode of the model and its first parameter. Calls without a matching
-    program run the original forward as before.
+    A call then checks its arguments, the mode of the model and its first parameter. It also checks the modes and
+    switches of the process: gradients, autocast, default dtype and device, global module hooks, active modes. Calls
+    without a matching program run the original forward as before.
 
     A change raises :class:`FrozenError`. At once: ``kfconvert_refresh()``. At the next call: train mode, and a first
     parameter that was replaced, moved, cast or written, as every step of an optimizer and ``load_state_dict()`` do.
@@ -41,8 +41,8 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
 
     Args:
         model: a converted model in eval mode.
-        originals: with "cpu", parameters and buffers that only the original forward needs move to host memory: tensors
-            that the program has folded or packed, and tensors that it does not read. They stay the same objects. The
+        originals: with "cpu", parameters and buffers that only the original forward needs move to host memory: the
+            program has folded or packed them, or does not read them. They stay the same objects. The
             first tensor of the model stays on its device, so ``model.device`` does not change. Call the model on
             typical inputs before. A call without a matching program, gradients, a new layout of images, compilers and
             ``copy.copy`` move the tensors back, with one warning; then ``freeze`` may be called again. Nothing moves
@@ -126,8 +126,8 @@ class Frozen:
         anchor = anchor_of(model)
         if not any(program.kept_plans() for program in programs):
             raise FrozenError(
-                f"nothing is derived from the weights of {self.name} yet: call it with inputs like those that will "
-                "come, under torch.no_grad(), before its originals are moved"
+                f"no program of {self.name} has run yet: call it on typical inputs under torch.no_grad() before its "
+                "originals are moved"
             )
         for program in programs:
             program.clear()  # records of planning keep the memory of weights

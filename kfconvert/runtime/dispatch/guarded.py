@@ -170,7 +170,7 @@ class GuardedForward:
 
     def _has_copy(self, module: nn.Module) -> bool:
         """Whether ``module`` has the attributes of this model, like replicas of DataParallel or an object that received
-        the whole ``__dict__``: it then runs the forward of its own class. Otherwise this forward was assigned to it,
+        the whole ``__dict__``: it then runs its class's forward. Otherwise this forward was assigned to it,
         and still runs its own model, like a forward that was set on the instance."""
         if self.own_forward is not None:
             return False

@@ -102,9 +102,9 @@ class Ledger:
     def refresh(self) -> None:
         """Prepare all derived weights again, and drop programs whose outputs differ from the original's.
 
-        Call it after a change that a converted model does not detect: weights written in ways that leave no trace in a
-        tensor, such as ``parameter.data.mul_(...)`` or ``parameter.detach().numpy()[:] = ...``, and Python state that
-        is fixed at conversion, such as globals that the forward reads. Calls in train mode, ``train()``, ``eval()`` and
+        Call it after a change that a converted model does not detect. Examples are writes that leave no trace in a
+        weight (``parameter.data.mul_(...)``, ``parameter.detach().numpy()[:] = ...``), and changes of Python state that
+        is fixed at conversion (globals that the forward reads). Calls in train mode, ``train()``, ``eval()`` and
         optimizer steps already cause derived weights to be prepared again.
 
         The method runs each program and the original forward once, on random inputs of the example's shapes.

@@ -107,7 +107,7 @@ def _overlap(one: tuple[int, int], other: tuple[int, int] | None) -> bool:
 
 def tensors_within(values: Iterable[Any]) -> list[Tensor]:
     """The distinct tensors that ``values`` hold: in containers, in closures and defaults of functions, in their bound
-    objects, in modules, and in attributes of objects of this package, such as plans."""
+    objects, in modules, and in attributes of this package's objects, such as plans."""
     found: dict[int, Any] = {}
     pending = list(values)
     while pending:

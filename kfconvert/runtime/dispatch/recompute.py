@@ -58,8 +58,8 @@ def autograd_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Differentiable:
-    """Autograd's treatment of a call: which of the flat ``outputs`` have a gradient, and which of the flat inputs
-    (``unsaved``) are not saved for backward, so that they may be written before it."""
+    """Autograd's treatment of a call: which of the flat ``outputs`` have a gradient, and which flat inputs
+    (``unsaved``) it does not save, so that they may be written before backward."""
 
     outputs: tuple[bool, ...]
     unsaved: frozenset[int]

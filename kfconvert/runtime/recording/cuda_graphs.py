@@ -231,7 +231,7 @@ class CudaGraphs:
             self.clear()
             self._pools.clear()
             self.most = 0
-            self._refuse("there is too little memory for a CUDA graph")
+            self._refuse("there is not enough memory for a CUDA graph")
         else:
             if not switched_off():  # else a trace in another thread may have switched libraries
                 recording.calls = calls.counts.pop(key, 0)

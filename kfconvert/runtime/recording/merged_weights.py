@@ -82,8 +82,8 @@ def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
 
     Returns their previous tensors, an empty list where they are stacked already. The caller keeps these until no call
     that began earlier, in another thread, can still read them. Returns None and changes nothing where a weight is no
-    plain parameter, shares its memory (with a tensor, an array, a file or another process), or would be unaligned, or
-    where memory is insufficient.
+    plain parameter, shares its memory (with a tensor, an array, a file or another process), or would be unaligned. The
+    same holds where memory is insufficient.
     """
     if whole(weights) is not None:
         return []

@@ -188,8 +188,8 @@ def _recorded(own: type, reads: set[Read]) -> Iterator[None]:
 
 
 def _is_of(kind: type, own: type) -> bool:
-    """Whether ``kind`` is ``own`` or the exporter's replacement for it: for modules that are registered at several
-    places, it creates objects with the same attributes, of a derived class for each place."""
+    """Whether ``kind`` is ``own`` or the exporter's replacement for it. For modules that are registered at several
+    places, the exporter creates objects with the same attributes, of a derived class for each place."""
     return kind is own or (own in kind.__bases__ and issubclass(kind, _AttrProxy))
 
 

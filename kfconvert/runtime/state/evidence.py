@@ -1,7 +1,7 @@
 """A digest of everything that traces of a model depend on: a stored graph is used where the digest is equal.
 
-It covers the structure of the model, the attributes, configuration values and globals that ``ModelState`` watches, the
-source files of the user's own classes and functions, and the versions of libraries.
+It covers the structure of the model, and the attributes, configuration values and globals that ``ModelState`` watches.
+It also covers the source files of the user's own classes and functions, and the versions of libraries.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _structure(model: nn.Module, places: dict[int, str]) -> Iterator[str]:
         if own_forward is not None or has_hooks(module):
             raise NoEvidence(f"{path or 'the model'} has a forward or hooks of the instance")
         if not vars(module).keys().isdisjoint((*module._parameters, *module._buffers, *module._modules)):
-            raise NoEvidence(f"{path or 'the model'} has attributes in the place of parameters, buffers or submodules")
+            raise NoEvidence(f"{path or 'the model'} has attributes that replace parameters, buffers or submodules")
         bases = [class_name(base) for base in type(module).__mro__]
         yield f"{path} is {places[id(module)]}, {bases}, {module.training}"
         for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):

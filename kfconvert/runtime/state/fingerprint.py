@@ -9,7 +9,7 @@ from torch import Tensor
 
 try:
     from ..._C import fingerprint as _of_memory
-except ImportError:  # kfconvert doctor tells why
+except ImportError:  # kfconvert doctor reports why
     _of_memory = None
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -50,7 +50,7 @@ def _named(name: str) -> str:
 
 def global_hook() -> str | None:
     """The reason why a program would skip global module hooks; None where there are none."""
-    return "hooks of all modules are registered, which a fused program would not call" if any(_GLOBAL_HOOKS) else None
+    return "global module hooks are registered, which a fused program would not call" if any(_GLOBAL_HOOKS) else None
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -20,8 +20,8 @@ from .contents import (
 
 
 class Holdings:
-    """The objects that ``model`` holds in attributes, in containers there, and in attributes of plain objects. Each is
-    looked up on first use: an instance is valid as long as nothing changes."""
+    """The objects that ``model`` holds in attributes, in containers there, and in attributes of plain objects. An
+    instance looks them up on first use, and is valid as long as nothing changes."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -38,7 +38,7 @@ class Holdings:
 
     @cached_property
     def around(self) -> list[nn.Module]:
-        """The distinct modules of a larger model around this one, where one of its own modules refers to that model."""
+        """The distinct modules of a larger model around this one, where one of its modules refers to that model."""
         return self._modules(around=True)
 
     @cached_property

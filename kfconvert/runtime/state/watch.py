@@ -68,7 +68,7 @@ class Watch:
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects; (dict,
     ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class; (function,
     INSIDE, tuple): see ``inside``; (object, DICT, None): it has had no other ``__dict__`` since the first check. An
-    object may replace the dict, and stands for its ``__dict__``, which is looked up once (with ITEMS as
+    object may replace the dict, and stands for its ``__dict__``, which the first check looks up (with ITEMS as
     ``Attributes``). Use it for module attributes: the deep copy of a module has another ``__dict__`` than the deep copy
     of ``module.__dict__``. ROOT stands for a ``__dict__`` that each check receives, and that is not kept alive.
 
