@@ -115,7 +115,7 @@ def test_a_miss_brings_them_back_once_and_says_so(called, inputs):
     "need, reason",
     [
         (lambda m, x: m(x).sum().backward(), "a call runs the original forward"),
-        (lambda m, x: m(x.to(memory_format=torch.channels_last)), "a call with a new input layout reads them"),
+        (lambda m, x: m(x.to(memory_format=torch.channels_last)), "inputs with a new layout read them"),
         (lambda m, x: kfconvert.export(m, x), "it is exported"),
         (lambda m, x: torch.jit.trace(m, x), "a compiler reads them"),
         (lambda m, x: torch.compile(m, backend="eager")(x), "a compiler reads them"),

@@ -413,7 +413,7 @@ class GuardedForward:
 
 
 def _brings_back(frozen: Frozen) -> Callable[[], None]:
-    return lambda: frozen.bring_back("a call with a new input layout reads them")
+    return lambda: frozen.bring_back("inputs with a new layout read them")
 
 
 _MODULE_SOURCE = nn.Module._call_impl.__code__.co_filename

@@ -110,7 +110,7 @@ ELEMENTS = "elements"
 LAYOUT = "layout of inner values"
 _OF_LAYOUT = frozenset(("view", "view_as", "as_strided", "view_as_complex"))
 #: Stands for all names where the model cannot run under a mode.
-UNKNOWN = "all properties"
+UNKNOWN = "all that there is"
 # The prefix of names of attributes that user code may assign to a tensor.
 _ATTRIBUTE = "the attribute "
 
