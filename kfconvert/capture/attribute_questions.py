@@ -44,8 +44,7 @@ def noted_attributes() -> Iterator[dict[str, str | None]]:
 def refuse_attributes(
     names: Iterable[str], tensors: Iterable[Tensor], places: Mapping[str, str | None] = MappingProxyType({})
 ) -> None:
-    """Raises CaptureError where one of ``tensors`` has one of the attributes ``names``, which the code reads at these
-    places."""
+    """Raises CaptureError where a tensor has one of the attributes ``names``, which the code reads at these places."""
     tensors = list(tensors)
     for name in sorted(names):
         if any(name in vars(tensor) for tensor in tensors):

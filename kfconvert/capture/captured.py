@@ -72,8 +72,7 @@ class Capture:
         return [site for site in self.sites if site.status == "applied"]
 
     def variant(self, sites: Sequence[Site]) -> Variant:
-        """Return the program with the modules of ``sites``. If it equals the last one, that one is returned with its
-        plans."""
+        """Return the program with the modules of ``sites``. If it equals the last one, returns that one."""
         applied = tuple((id(site), site.replacement.module.strategy) for site in sites)
         key = self.channels_last, self.region.asked, self.region.is_read_by_layout, applied
         known, variant = self._last
@@ -128,8 +127,7 @@ def capture(
         raise CaptureError(f"{path or 'the model'} overrides __call__, which would run twice")
     training = next((name for name, inner in module.named_modules() if inner.training), None)
     if training is not None:
-        # The model's own train() or eval() may cause this. Programs serve eval mode only, and this one would have mixed
-        # modes.
+        # The model's own train() or eval() may cause this. Programs serve eval mode only, not mixed modes.
         name = f"{path}.{training}".strip(".") or "the model"
         raise CaptureError(f"{name} stays in train mode after eval()")
     sparse = _sparse_tensor(module, call)

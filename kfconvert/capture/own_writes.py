@@ -39,8 +39,7 @@ ALWAYS, BY_SHAPE = "in every call", "when its input's shape changes"
 
 @dataclass(frozen=True)
 class Change:
-    """A write of a forward, and its time; ``place``: its place in the code, as of ``graph.location``, None where it is
-    unknown."""
+    """A write of a forward, and its time; ``place``: its place in the code, as of ``graph.location``, or None."""
 
     name: str
     when: str
@@ -130,8 +129,7 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
 
 
 def run_keeping(model: nn.Module, call: ExampleCall) -> dict[str, Tensor]:
-    """Run ``model``, restore the parameters and buffers that it has written, and return copies of the written
-    values."""
+    """Run ``model``, restore the parameters and buffers that it writes, and return copies of the new values."""
     writes = _MemoryWrites(model)
     with suppress(Exception):  # the model does not support this call
         _run(model, call, writes, _Accesses())
@@ -339,8 +337,7 @@ class _MemoryWrites:
 
 
 class _Operators(TorchDispatchMode):
-    """Calls ``written`` for each tensor that an operator writes to, with a flag for fused operators, which leave no
-    trace."""
+    """Calls ``written`` for each tensor that an operator writes; a flag marks fused ones, which leave no trace."""
 
     def __init__(self, written: Callable[[Tensor, bool], None]):
         super().__init__()

@@ -264,8 +264,7 @@ def _base(
     modules: Iterable[nn.Module],
     put_back: Callable[[], None],
 ) -> tuple[ExampleCall, dict[nn.Module, ExampleCall]]:
-    """Return the call to trace with, with free sizes of at least 2 where the model supports them, and its inner
-    calls."""
+    """Return the call to trace with, with free sizes of at least 2 if supported, and its inner calls."""
     for wide in ([] if cheap is None else [widened(cheap)]) + [widened(call)]:
         if wide is call:
             break

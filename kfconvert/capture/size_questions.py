@@ -105,8 +105,7 @@ def _told(kind: type, name: str, here: ThisThread) -> Callable[..., Any]:
 
 
 def _class_told(kind: type, here: ThisThread) -> Callable[[Any], type]:
-    """``__class__`` for ``isinstance`` checks of a size: for the code of a model's author, it is a number, as without a
-    trace."""
+    """``__class__`` for ``isinstance`` checks of a size: for the code of a model's author, it is a number."""
 
     def tell(size: Any) -> type:
         # Called several hundred thousand times in a trace, mostly by PyTorch.
@@ -163,8 +162,7 @@ def _branches(code: CodeType, position: int) -> bool:
 
 
 def _is_message(frame: FrameType) -> bool:
-    """Whether the current line of ``frame`` uses all text that it creates for messages, or only checks whether it is
-    empty."""
+    """Whether the current line of ``frame`` uses all text for messages, or only checks whether it is empty."""
     tree = _tree(tuple(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     if tree is None:
         return False

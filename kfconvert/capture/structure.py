@@ -43,8 +43,7 @@ def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
 
 @contextmanager
 def unread(group: Iterable[nn.Module], note: Callable[[str], None]) -> Iterator[None]:
-    """Context manager under which the use of an integer attribute that differs between modules of ``group`` is an
-    error.
+    """Context manager that forbids the use of integer attributes that differ between modules of ``group``.
 
     Args:
         group: modules of equal structure.

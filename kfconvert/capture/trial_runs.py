@@ -36,8 +36,7 @@ FEW = 8
 def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let each free size of ``region`` be 1 where ``run``, its graph as traced, then agrees with ``model``.
 
-    The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, which are cut to sizes of
-    1.
+    The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, to be cut to 1.
     """
     guard, free = region.guard, region.guard.free
     # The check is fast with a few entries in the other free sizes; some models only support the original sizes.
@@ -345,8 +344,7 @@ def _resized(region: Region, leaves: list[Any]) -> list[Any]:
 
 
 def _cut(leaves: list[Any], dimensions: Dimensions, size: int) -> list[Any]:
-    """``leaves`` with at most ``size`` entries in each of the ``dimensions``, and the usual strides of tensors of these
-    sizes."""
+    """``leaves`` with at most ``size`` entries in each of the ``dimensions``, with the usual strides."""
     cut = list(leaves)
     for index, dimension in dimensions:
         cut[index] = cut[index].narrow(dimension, 0, min(size, cut[index].shape[dimension]))

@@ -46,8 +46,7 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
             first tensor of the model stays on its device, so ``model.device`` does not change. Call the model on
             typical inputs before. A call without a matching program, gradients, a new layout of images, compilers and
             ``copy.copy`` move the tensors back, with one warning; then ``freeze`` may be called again. Nothing moves
-            where the model is on the CPU, or was converted in parts only. No other thread may call the model during
-            ``freeze``.
+            where the model is on the CPU, or was converted in parts only. No other thread may call the model then.
 
     Raises:
         FrozenError: the model has changed since its conversion, is in train mode, was unpickled, or, with

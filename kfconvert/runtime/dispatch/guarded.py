@@ -196,8 +196,7 @@ class GuardedForward:
             return str(error)
 
     def state_refusal(self) -> str | None:
-        """The reason why the model must run its original forward in its current state; None where a program may
-        serve."""
+        """The reason why the model must run its original forward now; None where a program may serve."""
         if self.state is None:
             return self.other_form()
         reason = self.state.refusal()

@@ -145,8 +145,7 @@ class CudaGraphs:
     def info(self) -> dict[str, Any]:
         """``enabled``, ``max_recordings`` and ``static_outputs`` as set; the number of ``recordings`` and their
         ``bytes``; how many calls since the conversion were ``replayed``, and how many were ``launched`` kernel by
-        kernel; ``refused``: the number of calls that could not be recorded, by reason, including calls of the
-        conversion."""
+        kernel; ``refused``: the number of calls that could not be recorded, by reason, also in the conversion."""
         recordings = [recording for calls in list(self._calls) for recording in list(calls.recordings.values())]
         return {
             "enabled": self.enabled,

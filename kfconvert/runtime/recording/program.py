@@ -86,8 +86,7 @@ class Program:
         self._way: Watch | None = None
         self._kinds = [self._kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
-        # Tensors that share memory with a tensor that plans depend on, including that tensor, each with its version at
-        # planning.
+        # Tensors that share memory with a tensor that plans depend on, itself included, with versions at planning.
         self._sharing: list[tuple[Tensor, int]] = []
         self._check_weights = self._unchecked = 0
         self._latest: weakref.ref[Plans] | None = None
@@ -177,8 +176,7 @@ class Program:
         return [(index, leaves[index].stride(), strides_of(leaves[index])) for index in self.laid_out]
 
     def check_weights(self, runs: int) -> None:
-        """After every ``runs`` runs, compare the tensors that plans depend on with their current contents; 0 for
-        never."""
+        """After every ``runs`` runs, compare the tensors that plans depend on with their contents; 0: never."""
         self._check_weights, self._unchecked = runs, 0
         if runs:
             self._derived.note()

@@ -94,8 +94,7 @@ class Recording:
     valid while the weights keep their addresses, and for inputs of equal shapes, strides, dtypes and device.
 
     Args:
-        call: computes the flat outputs from the flat inputs. It has run once with inputs of this kind, so that no setup
-            remains.
+        call: computes the flat outputs from the flat inputs. It has run once with such inputs, so no setup remains.
         leaves: the flat inputs.
         weights: the other tensors that ``call`` reads, including any that it returns.
         pool: where the memory of the recording comes from.

@@ -14,8 +14,7 @@ def default_device() -> torch.device:
 
 
 def function_mode() -> str | None:
-    """The class name of an active TorchFunctionMode of this thread, which may replace any function; None without
-    one."""
+    """The class name of an active TorchFunctionMode of this thread, which may replace any function, or None."""
     for index in range(torch._C._len_torch_function_stack()):
         mode = torch._C._get_function_stack_at(index)
         # torch.set_default_device is also a mode, and only affects new tensors.

@@ -130,8 +130,7 @@ def items(value: Any) -> list[Any]:
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of ``module`` other than parameters, buffers, submodules and empty containers, such as unused hook
-    dicts."""
+    """The attributes of ``module`` other than parameters, buffers, submodules and empty containers."""
     found = vars(module)
     return {name: value for name, value in found.items() if name not in _TREE and (type(value) not in _HELD or value)}
 
@@ -288,8 +287,7 @@ class Contents:
                 yield from self.of(f"{name}.{key}", found, depth=depth + 1)
 
     def _of_module(self, name: str, module: nn.Module, depth: int) -> Iterator[Found]:
-        """Return entries for a module that only a list or an object holds; ``ModelState`` watches modules of the model
-        itself."""
+        """Return entries for a module of a list or an object only; ``ModelState`` watches the model's modules."""
         around = self._model is not None and lies_in(self._model, module)
         left_out = OF_CONVERSION if around else frozenset[str]()
         for inner in module.modules():

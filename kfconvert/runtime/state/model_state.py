@@ -66,8 +66,7 @@ class ModelState:
     ):
         """``slots``: path and name of each tensor that the programs read again in every call; ``unread``: slots with
         which at least one program does not compute; ``looks``: whether the forward reads elements of tensors, so that
-        programs may contain elements of attributes; ``codes``: the code of other modules, which this module may
-        share."""
+        programs may contain elements of attributes; ``codes``: the code of other modules, to be shared."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -191,8 +190,7 @@ class ModelState:
         if self.children.first_change(vars(model)) is not None or self.children.written:
             # Code that wraps and unwraps modules, such as adapters, may have written their weights.
             self.announced = True
-            # A dict of submodules was written or replaced: their order counts as well, but not the identity of the
-            # dict.
+            # A dict of submodules was written or replaced: their order counts, the identity of the dict does not.
             if not is_same_layout(layout(model), self._layout):
                 self.children = Watch(self.children.entries)  # checks again at the next call
                 return True
@@ -215,8 +213,7 @@ class ModelState:
         self.recorded = recorded_outputs(module for module in model.modules() if module is not model)
 
     def _recording(self) -> str | None:
-        """The reason why an outer call for which transformers records submodule outputs forbids the program; else
-        None."""
+        """The reason why an outer call whose submodule outputs transformers records forbids the program."""
         wanted = self.recorded & wanted_outputs()
         return f"hooks record {', '.join(sorted(wanted))}, which a fused program would not call" if wanted else None
 

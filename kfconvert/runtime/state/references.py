@@ -43,8 +43,7 @@ class Holdings:
 
     @cached_property
     def configurations(self) -> list[Any]:
-        """The distinct plain objects, such as a ``config``, including objects of a larger model to which this one
-        refers."""
+        """The distinct plain objects, such as a ``config``, including objects of a larger model around it."""
         modules = [*self._own, *self.outside, *self.around]
         found = [value for module in modules for name, value in attributes_of(module).items() if _is_read(name)]
         return plain_objects(found)

@@ -194,8 +194,7 @@ def _dict_of(holder: Any) -> dict[str, Any]:
 
 
 def own_dict(holder: Any) -> dict[str, Any]:
-    """The attribute dict of an object, without its class's attribute lookup. Raises AttributeError where it has
-    none."""
+    """The attribute dict of an object, without its class's lookup. Raises AttributeError where it has none."""
     found: dict[str, Any] = object.__getattribute__(holder, "__dict__")
     return found
 

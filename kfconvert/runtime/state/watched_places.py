@@ -109,14 +109,12 @@ def entries_of_attributes(
             name = f"{path}.{key}" if path else key
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (holder_of(module, model), key, value), f"the attribute {name} {CHANGED}"
-            # The code called hasattr() or getattr(). This searches the dicts of the classes, because getattr would call
-            # descriptors.
+            # The code called hasattr() or getattr(). The class dicts are searched, as getattr would call descriptors.
             if value is MISSING and not any(key in vars(kind) for kind in type(module).__mro__):
                 for store in (module._parameters, module._buffers, module._modules):
                     yield (store, key, MISSING), f"{name} was added after the conversion; convert it again"
             if isinstance(module, nn.RNNBase) and key == "_flat_weights":
-                # The list holds the module's parameters, which the code only computes with: their contents do not
-                # matter.
+                # The list holds the module's parameters, which the code only computes with: contents do not matter.
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {CHANGED}"
             elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from _reasons(contents.of(name, value))
