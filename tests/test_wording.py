@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # The recorded numbers of banned words. A number may only fall: whoever removes words lowers it.
-MOST = {"docs": 0, "package": 96}
+MOST = {"docs": 0, "package": 0}
 
 PHRASES = ("told", "tells", "lies", "mend", "mends", "mended", "beside", "of its own", "as ever", "is looked")
 GAP = r"\s+(?:#\s*)?"  # a phrase may continue on the next line, also of a comment

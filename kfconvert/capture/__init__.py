@@ -1,4 +1,4 @@
-"""Modules as graphs: the model in each form in which it is called, and its parts."""
+"""Captures modules as graphs: the model in each of its call forms, and its parts."""
 
 from .assignments import only_assigned
 from .call_forms import capture_forms, refused_in_every_form

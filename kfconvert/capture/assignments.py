@@ -1,7 +1,7 @@
-"""What a trace may assign to attributes of modules: those that the example call assigns, and no others.
+"""Checks that a trace assigns only the module attributes that the example call assigns.
 
-A cache that is kept for one shape is not assigned in a call with that shape. The graph of a trace with another shape
-would compute it in every call, and would not keep it.
+A call does not assign a cache that already fits its shape. A graph traced with another shape would compute the cache in
+every call, and would not keep it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _allowed: ContextVar[Collection[Attribute] | None] = ContextVar("allowed", defau
 
 @contextmanager
 def only_assigned(allowed: Collection[Attribute] | None) -> Iterator[None]:
-    """Within the block, traces may give other values to ``allowed`` attributes only; to any where that is None."""
+    """Context manager under which traces may change only ``allowed`` attributes; any where that is None."""
     token = _allowed.set(allowed)
     try:
         yield
@@ -35,19 +35,19 @@ def only_assigned(allowed: Collection[Attribute] | None) -> Iterator[None]:
 
 @contextmanager
 def assignments_checked(model: nn.Module) -> Iterator[None]:
-    """Around a trace of ``model``. What it may not assign is as it was after the block.
+    """Context manager for a trace of ``model``, which restores disallowed assignments at the end.
 
     Raises:
-        CaptureError: it has given another value to an attribute that is not allowed.
+        CaptureError: the trace has changed the value of an attribute that is not allowed.
     """
     allowed = _allowed.get()
     if allowed is None:
         yield
         return
-    # By the dict of the module: the exporter has objects with the same dict in the places of some.
+    # Keyed by the dict of the module: the exporter replaces some modules with objects that share the dict.
     modules = {id(vars(module)): module for module in model.modules()}
     before = {module: [dict(store) for store in _stores(module)] for module in modules.values()}
-    # What was there, the last value, as the exporter puts some back, and where that was assigned.
+    # The original value, the last value, as the exporter restores some, and the place of that assignment.
     assigned: dict[Attribute, tuple[Any, Any, str | None]] = {}
     here = ThisThread()
 
@@ -68,7 +68,7 @@ def assignments_checked(model: nn.Module) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             for own in grouped_by_class(modules.values()):
-                with suppress(TypeError):  # a class that takes no method
+                with suppress(TypeError):  # the class accepts no method
                     stack.enter_context(method_over(own, "__setattr__", writing))
             try:
                 yield

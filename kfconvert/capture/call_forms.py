@@ -1,4 +1,4 @@
-"""The call of a model as given, and the other forms in which people call a token model, each captured as a graph."""
+"""Captures the example call of a model, and the other usual call forms of a token model, each as a graph."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def capture_forms(
     refusal: CaptureError | None = None,
     seconds: float = math.inf,
 ) -> list[Capture | CaptureError]:
-    """``model`` as called in each of ``calls``, or why that form cannot be captured; ``advance`` after each.
+    """Capture ``model`` in each of ``calls``, or give the reason why not; ``advance`` is called after each.
 
     Args:
         refusal: if given, no form is traced.
-        seconds: of processor time, which each form may take.
+        seconds: the processor time for each form.
     """
     found = []
     for call in calls:
@@ -44,27 +44,27 @@ def capture_forms(
 def refused_in_every_form(
     model: nn.Module, counting: dict[nn.Module, Change], outputs: Any, asked: Collection[str]
 ) -> CaptureError | None:
-    """Why no form of ``model`` can be captured, as far as that is known before a trace.
+    """Return the reason why no form of ``model`` can be captured, as far as it is known before a trace.
 
     Args:
-        counting: modules that change an attribute, each with what it changes.
-        outputs: what the model returned for its example call.
-        asked: what its code asks of tensors, see ``tensor_facts``.
+        counting: modules that change an attribute, each with the change.
+        outputs: the outputs of the model for its example call.
+        asked: the tensor properties that its code reads, see ``tensor_facts``.
     """
     if UNKNOWN in asked:
-        return CaptureError("it raises an error while a mode looks at its calls, as a forward with torch.cond does")
+        return CaptureError("it raises an error under a TorchFunctionMode, as a forward with torch.cond does")
     name = unsteady(asked)
     if name in OF_COMPILERS:
         return AskedForCompilers(name)
     if name is not None:
-        return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
+        return CaptureError(f"the model's code reads {name} of a tensor, which differs between calls")
     if model in counting:
         return counting[model].error()
     if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
-        return CaptureError("it turns inference mode on within, of which its outputs tell")
+        return CaptureError("it turns inference mode on, which its outputs show")
     attribute = attribute_of(outputs)
     if attribute is not None:
-        return CaptureError(f"what it returns has the attribute {attribute}")
+        return CaptureError(f"its output has the attribute {attribute}")
     kind = opaque_kind(taken_apart(outputs)[0])
     if kind is not None and "Cache" in kind:
         return CaptureError(CACHE_IN_OUTPUT)

@@ -44,10 +44,10 @@ LAST_PATIENCE = 4
 
 @dataclass
 class Capture:
-    """A module of the model (``path`` is "" for the model itself) on its way through the job.
+    """A captured module of the model (``path`` is "" for the model itself).
 
-    ``leaves`` are the flat inputs of an example call of the module, ``findings`` what the patterns found in it;
-    ``left_out`` are sites that are not wanted, which nothing is decided about.
+    ``leaves`` are the flat inputs of an example call of the module, ``findings`` the matches of the patterns in it;
+    ``left_out`` are excluded sites, for which there is no decision.
     """
 
     path: str
@@ -63,7 +63,7 @@ class Capture:
 
     @property
     def found(self) -> list[Site]:
-        """The sites that something is decided about, and those that are not wanted."""
+        """The candidate sites and the excluded sites."""
         return [*self.sites, *self.left_out]
 
     @property
@@ -71,8 +71,7 @@ class Capture:
         return [site for site in self.sites if site.status == "applied"]
 
     def variant(self, sites: Sequence[Site]) -> Variant:
-        """The program with the modules of ``sites``. Where it would be the same as the last one, that is returned, with
-        its plans."""
+        """Return the program with the modules of ``sites``. If it equals the last one, returns that one."""
         applied = tuple((id(site), site.replacement.module.strategy) for site in sites)
         key = self.channels_last, self.region.asked, self.region.is_read_by_layout, applied
         known, variant = self._last
@@ -86,7 +85,7 @@ class Capture:
         return variant
 
     def alike(self, path: str, module: nn.Module) -> Capture:
-        """The capture of another module of the same structure: the same graph over that module's tensors."""
+        """Return the capture of another module of the same structure: the same graph over that module's tensors."""
         live = LiveTensors(module, self.region)
         return replace(self, path=path, module=module, live=live, sites=[], left_out=[])
 
@@ -104,28 +103,27 @@ def capture(
 
     Args:
         example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
-        budget: the processor time that all choices together may take; unlimited by default.
-        patience: seconds of processor time after which a choice gives way to the next. The last choice gets
-            ``LAST_PATIENCE`` times as many.
+        budget: the processor time for all choices together; unlimited by default.
+        patience: seconds of processor time before the next choice is tried. The last choice gets ``LAST_PATIENCE``
+            times as many.
 
     Raises:
-        CaptureError: none works; the reason is that of the first.
+        CaptureError: no choice works; the reason is the first one's.
     """
     hook = inner_hook(module) or global_hook()
     if hook is not None:
         raise CaptureError(hook)
     if has_hooks(module):
-        # The trace would make the hooks part of the program, which replaces forward only: __call__ would run them
-        # again.
-        raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice{remedy(module)}")
+        # The trace would make the hooks part of the program. The program replaces only forward, so __call__ would run
+        # them again.
+        raise CaptureError(f"{path or 'the model'} has hooks, which would be called twice{remedy(module)}")
     if not _calls_forward_alone(module, call):
-        raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
+        raise CaptureError(f"{path or 'the model'} overrides __call__, which would run twice")
     training = next((name for name, inner in module.named_modules() if inner.training), None)
     if training is not None:
-        # As the model's own train() or eval() may leave it. Programs serve eval mode only, and this would be one of
-        # the other.
+        # The model's own train() or eval() may cause this. Programs serve eval mode only, not mixed modes.
         name = f"{path}.{training}".strip(".") or "the model"
-        raise CaptureError(f"{name} is in train mode, in which eval() has left it")
+        raise CaptureError(f"{name} stays in train mode after eval()")
     sparse = _sparse_tensor(module, call)
     if sparse is not None:
         raise CaptureError(f"{sparse} is a sparse tensor")
@@ -134,7 +132,7 @@ def capture(
     budget, before = budget or Budget(), math.inf
     for dimensions in distinct:
         left = budget.left()
-        # Another choice takes about as long as the one before it, but where that took too long for its many free sizes.
+        # Another choice takes about as long as the last one, except after a timeout caused by many free sizes.
         least = 0.0 if reason is None or isinstance(reason.__cause__, TimeoutError) else before - left
         if reason is not None and (is_final(reason) or left <= least):
             break
@@ -152,18 +150,18 @@ def capture(
         if refusal is None:
             return captured
         reason = reason or CaptureError(refusal)
-    assert reason is not None  # there is a choice, and none was returned
+    assert reason is not None  # at least one choice was tried
     raise reason
 
 
 def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] | None) -> Capture:
-    """The capture of ``module`` by ``region``, made of a stored one, which was captured before of a module like it.
+    """Return the capture of ``module`` by ``region``, which was stored for a module like it.
 
     Raises:
-        Unstorable: the region is not of this module, or not for these flat inputs.
+        Unstorable: the region does not fit this module or these flat inputs.
     """
     if leaves is None or len(leaves) != len(region.inputs) or region.guard.refusal(leaves) is not None:
-        raise Unstorable("its example call is none that it was stored for")
+        raise Unstorable("its example call differs from the stored ones")
     reason = unfit_tensor(module, region)
     if reason is not None:
         raise Unstorable(reason)
@@ -171,8 +169,8 @@ def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] |
 
 
 def unfit_tensor(module: nn.Module, region: Region) -> str | None:
-    """Which tensor of ``module`` is not of the shape, dtype and kind of device that the graph of ``region`` was traced
-    with; None where all are."""
+    """Return the tensor of ``module`` whose shape, dtype or kind of device differs from the graph of ``region``; None
+    where all are equal."""
     live = LiveTensors(module, region)
     for node in region.graph.nodes:
         if node.name not in region.slots:
@@ -185,12 +183,12 @@ def unfit_tensor(module: nn.Module, region: Region) -> str | None:
         if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
             return f"it has no tensor for {node.name}"
         if (found.shape, found.dtype, found.device.type) != (expected.shape, expected.dtype, expected.device.type):
-            return f"its tensor for {node.name} is of another kind"
+            return f"its tensor for {node.name} has another shape, dtype or device"
     return None
 
 
 def _mark(module: nn.Module, region: Region) -> LiveTensors:
-    """Note at the placeholders of tensors of the model what these are, which are returned."""
+    """Annotate the placeholders for tensors of the model with these tensors, which are returned."""
     parameters = {n for n, (at, key) in region.slots.items() if key in module.get_submodule(at)._parameters}
     live = LiveTensors(module, region)
     names = region.slots.keys() | region.constants.keys()
@@ -201,13 +199,13 @@ def _mark(module: nn.Module, region: Region) -> LiveTensors:
 
 
 def unforeseen(error: Exception) -> CaptureError:
-    """The error for an exception that nobody foresaw, such as one that a model's values raise where pytree takes them
-    apart and puts them together again."""
+    """Return the error for an unexpected exception, such as an error that a model's values raise when pytree flattens
+    or rebuilds them."""
     return CaptureError(f"it cannot be captured: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
 
 
 def _sparse_tensor(module: nn.Module, call: ExampleCall) -> str | None:
-    """The name of a tensor without strides that the module holds, or is given; None where there is none."""
+    """The name of a tensor without strides in the module or among its arguments; None where there is none."""
     held = [(name, value) for each in module.modules() for name, value in vars(each).items()]
     named = [*module.named_parameters(), *module.named_buffers(), *held]
     named += [("an argument", tensor) for tensor in call.tensors()]
@@ -231,15 +229,15 @@ def _is_channels_last(leaf: Any) -> bool:
 
 @torch.no_grad()
 def _calls_forward_alone(module: nn.Module, call: ExampleCall) -> bool:
-    """Whether a call of ``module`` returns what its forward does, since a program replaces the forward only. A class
-    may have a ``__call__`` of its own, as those of transformers have one for training."""
+    """Whether a call of ``module`` returns the result of its forward, since a program replaces only the forward. A
+    class may override ``__call__``, as transformers does for training."""
     own = type(module).__mro__[: type(module).__mro__.index(nn.Module)]
     if not any("__call__" in vars(base) for base in own):
         return True
     given = call.copied(), call.copied()
     try:
         outputs, direct = module(*given[0].args, **given[0].kwargs), module.forward(*given[1].args, **given[1].kwargs)
-    except Exception:  # a forward that is never called by itself may raise anything
+    except Exception:  # a forward that is never called directly may raise anything
         return False
     (ours, spec), (theirs, other) = pytree.tree_flatten(outputs), pytree.tree_flatten(direct)
     return spec == other and all(map(_is_same, ours, theirs))
@@ -264,12 +262,12 @@ def _capture(
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:
-        raise CaptureError("its example call has another form than the traced one")
+        raise CaptureError("its example call and the traced call have different forms")
     iterator = _read_iterator(module, region)
     if iterator is not None:
-        raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
+        raise CaptureError(f"its forward reads the iterator {iterator}, which advances in each call")
     take_constants(module, region, given)
-    # Before other runs: what this one leaves in attributes of the module may hold autograd's graph.
+    # Before other runs: attributes that this run leaves in the module may hold autograd's graph.
     region.lost_gradients = lost_gradients(module, region, given)
     seen = trial(module, region, given)
     note_orders(module, region, leaves)
@@ -281,10 +279,10 @@ def _capture(
     if seen is not None and seen.attributes:
         raise CaptureError(f"its forward sets the attribute {min(seen.attributes)} of an argument")
     if returns_held(module, region, seen):
-        raise CaptureError("it returns a list or dict that is held elsewhere too, of which a graph makes copies")
+        raise CaptureError("it returns a list or dict that is stored elsewhere too; a graph would return copies")
     region.is_random = region.is_random or draws_untold(region, run, given)
     if region.is_random and not draws_as_told(module, region, run, given):
-        raise CaptureError("its random numbers are not only those that the state of the generator gives")
+        raise CaptureError("its random numbers do not depend on the state of the generator alone")
     check_outputs(region, run, seen)
     check_collectives(module, region, run, given)
     admit_same_tensors(module, region, run, leaves)

@@ -1,7 +1,7 @@
-"""Whether code asks, while it is traced, if it is being compiled: the trace would be of the branch meant for compilers.
+"""Detects code that checks, while it is traced, whether it is compiled: the trace would take the compilers' branch.
 
-The exporter lets ``torch.compiler.is_compiling()`` be true for its time. Which function of it a forward calls, under
-which name and through which helper, shows when it is called only; that is why the functions themselves take note.
+The exporter sets ``torch.compiler.is_compiling()`` during a trace. Only a call shows which variant of it a forward
+uses, by which name and through which helper. For that reason, the functions themselves record their callers.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from ..region import CaptureError
 from ..runtime import is_same_compiled
 
 _FUNCTIONS: dict[str, FunctionType] = {
-    "is_compiling": torch.compiler.is_compiling,  # type: ignore[dict-item]  # functions, of which types tell less
+    "is_compiling": torch.compiler.is_compiling,  # type: ignore[dict-item]  # functions with less precise types
     "is_exporting": torch.compiler.is_exporting,  # type: ignore[dict-item]
     "is_fx_tracing": _symbolic_trace.is_fx_tracing,  # type: ignore[dict-item]
 }
 _OWN_CODE = {name: function.__code__ for name, function in _FUNCTIONS.items()}
 _OWN = {name: FunctionType(code, _FUNCTIONS[name].__globals__) for name, code in _OWN_CODE.items()}
-# Modules with functions that ask for whoever calls them.
+# Modules with functions that call these functions for their callers.
 OF_HELPERS = ("transformers.utils.",)
-# Here the hidden states of a call are kept in a variable of all threads where it is compiled, else in one of its own.
+# When compiled, this module keeps the hidden states of a call in a variable of all threads, else in a thread-local one.
 _OF_ALL_THREADS = "transformers.utils.output_capturing"
 
 
 class AskedForCompilers(CaptureError):
-    """Code of the model may do something else where it is traced: it asks for ``name``."""
+    """Code of the model may behave differently in a trace: it reads ``name``."""
 
     def __init__(self, name: str, place: str | None = None):
         function = "()" if name in _FUNCTIONS else ""
-        super().__init__(f"its code asks for {name}{function}, and may do something else where it is traced", place)
+        super().__init__(f"the model's code reads {name}{function}, and may behave differently in a trace", place)
 
 
 _here: ThisThread | None = None
 _noted: list[tuple[str, str | None]] = []
-# What each function has said before the trace, and says to other threads meanwhile: the exporter's flags are of all.
+# The result of each function before the trace, which other threads still get: the exporter's flags are global.
 _before: dict[str, bool] = {}
 
 
 @contextmanager
 def no_compiler_asked_for() -> Iterator[None]:
-    """Raises AskedForCompilers at the end where code asked within the block, in this thread, whether it is being
-    compiled, and may do something else then. Other threads are answered as if there were no trace."""
+    """Context manager that raises AskedForCompilers at the end where code in this thread has checked whether it is
+    compiled, and may behave differently then. Other threads get the answers from before the trace."""
     with compiling_in_this_thread():
         yield
     if _noted:
@@ -58,8 +58,8 @@ def no_compiler_asked_for() -> Iterator[None]:
 
 @contextmanager
 def compiling_in_this_thread() -> Iterator[None]:
-    """Within the block, in which no other thread may enter one, other threads are answered as if there were no trace,
-    however the exporter sets its flags."""
+    """Context manager under which other threads get the answers from before the trace, whatever flags the exporter
+    sets. Only one thread may enter it at a time."""
     global _here
     _here = here = ThisThread()
     _noted.clear()
@@ -75,15 +75,15 @@ def compiling_in_this_thread() -> Iterator[None]:
 
 
 def _note() -> bool:
-    """The code that a function of ``_FUNCTIONS`` has meanwhile, with the globals of that one."""
+    """The temporary code of each function of ``_FUNCTIONS``, which runs with the globals of that function."""
     from kfconvert.capture.compiler_questions import answered
 
     return answered()
 
 
 def answered() -> bool:
-    """What the function from whose code this is called would answer; it is noted who has asked it. Other threads,
-    and what would keep something for all of them, are answered as if there were no trace."""
+    """Return the result of the function whose code calls this, and record the caller. Other threads, and code that
+    would store the result for all threads, get the answer from before the trace."""
     frame = sys._getframe(1)
     name = frame.f_code.co_name
     askers = {_module_of(asker): asker for asker in _askers(frame.f_back)}
@@ -101,7 +101,7 @@ def _module_of(frame: FrameType) -> str:
 
 
 def _askers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames whose code asks: those of Python modules with helpers, and the one that these ask for."""
+    """The frames that read the flag: frames of helper modules, and the first frame outside of them."""
     while frame is not None:
         is_helper = _module_of(frame).startswith(OF_HELPERS)
         if is_helper or frame.f_code.co_name not in _FUNCTIONS:

@@ -10,28 +10,28 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# Code that cleans up after the error gets so many seconds before the next one, as it may have to put something back.
+# Code that cleans up after the error gets so many seconds before the next one, as it may have to restore state.
 GRACE_SECONDS = 1.0
 
 
 class Budget:
-    """Seconds of processor time of this thread, counted from now. All of them may be infinite."""
+    """Seconds of processor time of this thread, counted from construction; may be infinite."""
 
     def __init__(self, seconds: float = math.inf):
         self.seconds = seconds
         self._end = time.thread_time() + seconds
 
     def left(self) -> float:
-        """The seconds that remain; negative once the budget is spent."""
+        """The remaining seconds; negative once the budget is spent."""
         return self._end - time.thread_time()
 
 
 class Deadline(TorchFunctionMode):
-    """Within the block, the first computation with a tensor that begins after ``seconds`` raises a TimeoutError.
+    """Context manager under which the first tensor operation that begins after ``seconds`` raises a TimeoutError.
 
-    The seconds are processor time of this thread, so that the load of the machine hardly decides what is in time.
+    The seconds are processor time of this thread, so that the load of the machine has little influence.
 
-    Calls that only set something never raise it, such as the one by which `torch.no_grad` turns gradients on again.
+    Calls that only set something never raise it, such as the call by which `torch.no_grad` enables gradients again.
     """
 
     def __init__(self, seconds: float):

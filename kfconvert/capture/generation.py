@@ -1,4 +1,4 @@
-"""The calls that ``generate`` makes of a model: for the prompt, and for the next token, each with a cache."""
+"""The calls of a model by ``generate``: for the prompt, and for the next token, each with a cache."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .captured import Capture, capture, unforeseen
 from .parts import choices
 from .trial_runs import is_close
 
-# A prompt to trace with, in examples and tokens: of sizes that differ, and that are small, so that it takes no time.
+# The prompt size of traces, in examples and tokens: two different sizes, small for speed.
 BATCH, LENGTH = 2, 5
-# The call for the prompt, then three steps; what is free in a step shows where the second differs from the third, and
-# the lengths of the second are at least 2.
+# The prompt call, then three steps. The second and third steps differ in the free sizes, and the lengths of the second
+# are at least 2.
 CALLS = 4
 PROMPT, STEP = 0, 2
-# The arguments that a step may have besides the cache. Steps of other models are made by transformers' own loop alone.
+# The arguments that a step may have besides the cache. Only transformers' loop can run other steps.
 OF_STEP = frozenset(
     ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
 )
-# How much larger the static cache is, in traces, than what it holds.
+# The additional room of the static cache in traces.
 SPARE = 8
 
 
@@ -37,7 +37,7 @@ class _Enough(Exception):
 
 @dataclass
 class GenerationCall:
-    """A call of the model as ``generate`` makes it with a small prompt; ``varied``, the same with one size changed; and
+    """A call of the model by ``generate`` with a small prompt; ``varied``, the same with one other size; and
     ``example``, the same with the prompt of the user's example."""
 
     call: ExampleCall
@@ -53,16 +53,15 @@ def capture_generation(
     static: bool = False,
     fewest: bool = False,
 ) -> list[tuple[ExampleCall, Capture | CaptureError]]:
-    """``model`` in each form in which its ``generate`` calls it, or why that form cannot be captured.
+    """Return ``model`` in each form in which its ``generate`` calls it, or the reason why that form cannot be captured.
 
     Args:
-        call: the example call, from which ``generate`` gets its prompt.
-        first: what was captured for it. Where that returns no cache, nothing is done.
-        put_back: gives the model the state that it had before a call.
-        static: the step on a static cache is wanted as well (see ``kfconvert.generation``).
-        fewest: only the forms in which a prompt without padding is continued greedily: the prompt, and the step on a
-            static cache where one is wanted and there is one, or else that on a cache which grows; for encoder-decoders
-            with and without a mask.
+        call: the example call, which provides the prompt for ``generate``.
+        first: the capture of that call. If it returns no cache, the result is empty.
+        put_back: restores the state of the model from before a call.
+        static: whether to capture the step on a static cache as well (see ``kfconvert.generation``).
+        fewest: capture only the forms for greedy decoding without padding: the prompt, and the step on a static cache
+            if requested and available, or else on a growing cache; for encoder-decoders with and without a mask.
     """
     if not isinstance(first, Capture) or not first.region.has_caches:
         return []
@@ -76,21 +75,21 @@ def capture_generation(
 def _generation_calls(
     model: nn.Module, call: ExampleCall, put_back: Callable[[], None], static: bool, fewest: bool
 ) -> list[GenerationCall]:
-    """The calls that ``model.generate`` makes for the prompt of ``call``, without and with a mask, and its step on a
-    static cache where one is wanted; none where there is no such method, or it passes no cache, or raises."""
+    """The calls of ``model.generate`` for the prompt of ``call``, without and with a mask, and its step on a static
+    cache if requested; none where the method is missing, passes no cache, or raises."""
     prompt = prompt_of(model, call, CALLS)
     if prompt is None:
         return []
     observed: list[list[GenerationCall]] = []
     on_static = None
-    # Encoder-decoders hand on any mask that they are given, also one without padding.
+    # Encoder-decoders pass on every given mask, even without padding.
     both = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     for masked in (False, True) if static or both or not fewest else (False,):
         try:
             calls = _observed(model, prompt, masked)
-            # A mask of all ones may be left out, and with it what hides the places that the cache has left.
+            # transformers may drop a mask of ones, and with it the mask of unused cache entries.
             on_static = _on_static_cache(model, calls[-1]) if static and masked and calls else None
-        except Exception:  # its configuration may ask for anything
+        except Exception:  # its configuration may have any effect
             continue
         finally:
             put_back()
@@ -100,14 +99,14 @@ def _generation_calls(
     found: dict[Any, GenerationCall] = {}
     for calls in observed:
         for place, each in enumerate(calls):
-            # It may hand no mask on, and then calls the model as it does without one.
+            # The model may not pass the mask on, and then makes the same call as without one.
             given = (name for name, value in each.call.kwargs.items() if value is not None)
             found.setdefault((place, *given), each)
     return [*found.values(), *([on_static] if on_static else [])]
 
 
 def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall | None:
-    """``step`` with a static cache in the place of its own; None where the model computes something else with that."""
+    """Return ``step`` with a static cache as its cache; None where the model then computes different outputs."""
     call, mask = _static(step.call, SPARE), step.example.kwargs.get("attention_mask")
     example = None if mask is None else _static(step.example, capacity_for(mask.shape[1]) - mask.shape[1])
     if call is None or example is None or "sequence" not in step.varied:
@@ -121,8 +120,8 @@ def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall |
 
 
 def _static(step: ExampleCall, spare: int) -> ExampleCall | None:
-    """``step`` with a static cache that has room for its own tokens and ``spare`` more; None where its cache is of
-    another kind than a ``DynamicCache`` of one length, or it has other arguments than ``OF_STEP``."""
+    """Return ``step`` with a static cache that has room for its tokens and ``spare`` more; None where its cache is not
+    a ``DynamicCache`` of one length, or it has arguments outside ``OF_STEP``."""
     mask, past = step.kwargs.get("attention_mask"), step.kwargs.get("past_key_values")
     if step.args or not OF_STEP.issuperset(step.kwargs) or mask is None or type(past).__name__ != "DynamicCache":
         return None
@@ -148,10 +147,10 @@ def _captured(model: nn.Module, generation: GenerationCall) -> Capture | Capture
 
 
 def prompt_of(model: nn.Module, call: ExampleCall, new_tokens: int = 0) -> Tensor | None:
-    """The main input among the arguments of ``call``, batch first, from which ``model.generate`` can begin; None where
-    there is no such method or input.
+    """Return the main input in ``call``, batch first, from which ``model.generate`` can begin; None without such a
+    method or input.
 
-    It is cut where its positions and those of ``new_tokens`` more would be beyond the end of a table."""
+    It is cut where its positions, including ``new_tokens`` more, would exceed a position table."""
     if not callable(getattr(model, "generate", None)):
         return None
     try:
@@ -185,7 +184,7 @@ def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[Generation
 
 
 def _sized(prompt: Tensor, dimension: int, size: int) -> Tensor:
-    """``prompt`` cut to ``size`` entries, or repeated to have as many."""
+    """Return ``prompt`` cut to ``size`` entries, or repeated up to them."""
     copies = -(-size // prompt.shape[dimension])
     return torch.cat([prompt] * copies, dimension).narrow(dimension, 0, size)
 
@@ -201,7 +200,7 @@ def _calls(model: nn.Module, prompt: Tensor, masked: bool) -> list[ExampleCall]:
 
     inputs: dict[str, Any] = {getattr(model, "main_input_name", "input_ids"): prompt}
     if masked:
-        # A mask of ones is not handed on.
+        # transformers does not pass on a mask of ones.
         mask = torch.ones(prompt.shape[0], prompt.shape[-1], dtype=torch.long, device=prompt.device)
         mask[0, 0] = 0
         inputs["attention_mask"] = mask

@@ -1,5 +1,4 @@
-"""Graphs as the tracer makes them, without what nobody reads: code for every graph in between, and for every node its
-whole stack, looked up frame by frame."""
+"""Reduces the tracer's cost: it skips code for intermediate graphs, and shortens the stack traces of nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from ..process import ThisThread, replaced
 
 @contextmanager
 def lean_graphs(outermost: CodeType) -> Iterator[None]:
-    """Within the block, graphs that are made in this thread get code when they are called, and their nodes the stack
+    """Context manager under which graphs of this thread generate code when they are called, and nodes get the stack
     from ``outermost`` on."""
     here = ThisThread()
     recompile = fx.GraphModule.recompile
@@ -41,14 +40,14 @@ def _when_called(here: ThisThread, recompile: Callable[[fx.GraphModule], Any]) -
     def wait(self: fx.GraphModule) -> Any:
         if not here:
             return recompile(self)
-        setattr(type(self), "forward", called)  # noqa: B010 - each has a class of its own
+        setattr(type(self), "forward", called)  # noqa: B010 - each has its own class
         return None
 
     return wait
 
 
 class _Stacks:
-    """In place of the class whose ``extract().summary()`` is the stack of the caller."""
+    """A replacement for the class whose ``extract().summary()`` returns the stack of the caller."""
 
     def __init__(self, here: ThisThread, own: Any, outermost: CodeType):
         self._here, self._own, self._outermost = here, own, outermost
@@ -60,7 +59,7 @@ class _Stacks:
         found = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            place = frame.f_code, frame.f_lasti  # the line is looked up in a table, from its start
+            place = frame.f_code, frame.f_lasti  # line lookup searches a table linearly
             summary = self._frames.get(place)
             if summary is None:
                 code = frame.f_code

@@ -1,8 +1,8 @@
-"""What a trace finds in the place of distributed parameters: the shards of this rank, which are plain tensors.
+"""Replaces distributed parameters in a trace by the shards of this rank, which are plain tensors.
 
-Code that computes with distributed parameters takes their shards, computes with these, and calls collectives on what
-comes out (as tensor-parallel models of transformers do); code that makes distributed tensors of the results
-redistributes them by collectives. So the graph has plain tensors and collectives only.
+Code with distributed parameters computes with their shards and calls collectives on the results (as tensor-parallel
+models of transformers do); code that builds distributed tensors from the results redistributes them by collectives.
+The graph therefore has only plain tensors and collectives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..process import ThisThread, replaced, shard_of
 
 @contextmanager
 def local_shards(model: nn.Module) -> Iterator[frozenset[tuple[str, str]]]:
-    """Within the block, ``model`` has its shards for parameters; yields the places of these: path and name."""
+    """Context manager that replaces parameters of ``model`` by shards; yields their places: path and name."""
     found = [
         (path, module._parameters, name, parameter)
         for path, module in model.named_modules(remove_duplicate=False)
@@ -29,7 +29,7 @@ def local_shards(model: nn.Module) -> Iterator[frozenset[tuple[str, str]]]:
     if not found:
         yield frozenset()
         return
-    # One parameter that is in two places stays one.
+    # A parameter at two places stays one parameter.
     shards: dict[int, Any] = {id(p): nn.Parameter(shard_of(p).detach(), False) for *_, p in found}
     try:
         for _, store, name, parameter in found:
@@ -42,8 +42,8 @@ def local_shards(model: nn.Module) -> Iterator[frozenset[tuple[str, str]]]:
 
 
 def _unless_here(emit: Callable[..., None]) -> Callable[..., None]:
-    """The exporter puts a call into the graph that makes a distributed tensor, and fails at its arguments; what is
-    computed with its shard is in the graph by itself."""
+    """The exporter adds the call that builds a distributed tensor to the graph, and fails at its arguments. The graph
+    has the computation with the shard anyway."""
     here = ThisThread()
 
     def emitted(**given: Any) -> None:

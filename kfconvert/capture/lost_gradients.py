@@ -1,8 +1,8 @@
-"""Which parameters and arguments of a module get another gradient from its captured graph than from its forward.
+"""Finds parameters and arguments of a module whose gradients through its captured graph are wrong.
 
-The graph is traced with gradients disabled. Of a ``torch.autograd.Function`` it has the operators of the forward, not
-the backward, and ``torch.no_grad()`` leaves no mark in it; ``detach()`` is an operator. One run with gradients enabled
-shows from which tensors such code leads to an output, whatever the weights are, and whatever a backward would compute.
+The graph is traced with gradients disabled. It has the forward operators of a ``torch.autograd.Function``, but not its
+backward, and no trace of ``torch.no_grad()``; ``detach()`` is an operator. One run with gradients enabled shows which
+tensors lead to an output through such code, whatever the weights are, and whatever a backward would compute.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..runtime import autograd_nodes, memory_of
 
 
 def lost_gradients(module: nn.Module, region: Region, leaves: list[Any]) -> frozenset[str]:
-    """The placeholders of ``region`` that get another gradient from its graph than from ``module``, called with the
-    flat inputs ``leaves``; all that can have one, where ``module`` raises with gradients."""
+    """Return the placeholders of ``region`` whose gradients differ between its graph and ``module``, called with the
+    flat inputs ``leaves``; all differentiable ones, where ``module`` raises with gradients."""
     if region.is_random or region.has_caches or region.has_effects or region.communicates or region.shards:
         return frozenset()  # compilers get the original forward, see ``runtime.traced``
     held = {name: module.get_submodule(path)._parameters.get(key) for name, (path, key) in region.slots.items()}
@@ -38,7 +38,7 @@ def lost_gradients(module: nn.Module, region: Region, leaves: list[Any]) -> froz
                 with _Losses() as losses:
                     outputs, _ = region.flat_outputs(module, given)
                 found = losses.leaves(filter(_is_differentiable, outputs))
-        except Exception:  # whatever the model raises, gradients may be the reason
+        except Exception:  # gradients may be the reason for any error
             return frozenset(named)
     return frozenset(name for name, tensor in named.items() if id(tensor) in found)
 
@@ -49,7 +49,7 @@ def _is_differentiable(value: Any) -> bool:
 
 @contextmanager
 def _wanting(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Within the block, all ``tensors`` require gradients, as frozen parameters may later."""
+    """Context manager under which all ``tensors`` require gradients, as frozen parameters may later."""
     frozen = [tensor for tensor in tensors if not tensor.requires_grad]
     try:
         for tensor in frozen:
@@ -61,23 +61,22 @@ def _wanting(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def _nothing_saved() -> Any:
-    """Within the block, forwards keep no tensors for backward, which is not called."""
+    """Context manager under which forwards save no tensors for backward, which is not called."""
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
 
 
 class _Losses(TorchFunctionMode):
-    """Within the block, notes tensors whose gradients are not those of the operators: what was computed from them, or
-    written to them, while gradients were disabled is an input of an operator while they are enabled.
+    """Context manager that records tensors whose gradients differ from their operators': values that were computed or
+    written with gradients disabled, and that are inputs of operators with gradients enabled.
 
-    What the code computes with gradients disabled and does not use afterwards, such as scores of which it takes an
-    index, is no loss.
+    Values that are computed with gradients disabled and not used afterwards, such as scores for an index, are no loss.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._lost: dict[int, Tensor] = {}
-        # From which tensors others were computed with gradients disabled; and which memory was written so, with a
-        # tensor that keeps the memory from being reused.
+        # The sources of tensors computed with gradients disabled; and the memory written in that mode, with a tensor
+        # that prevents its reuse.
         self._computed: MutableMapping[Tensor, dict[int, Tensor]] = WeakTensorKeyDictionary()
         self._written: dict[Any, tuple[Tensor, dict[int, Tensor]]] = {}
 
@@ -102,7 +101,7 @@ class _Losses(TorchFunctionMode):
         return outputs
 
     def leaves(self, outputs: Iterable[Tensor]) -> set[int]:
-        """The ids of the leaves of autograd's graph with such gradients, where the block computes ``outputs``."""
+        """The ids of the autograd leaves with such gradients, for ``outputs`` computed in the context."""
         outputs = list(outputs)
         lost = self._lost | self._sources(outputs)
         functions = filter(_is_function, autograd_nodes(output.grad_fn for output in outputs))
@@ -127,8 +126,8 @@ def _version(tensor: Tensor) -> int:
 
 
 def _is_function(node: Any) -> bool:
-    """Whether ``node`` of autograd's graph is of a ``torch.autograd.Function``, and not of an operator that has its
-    gradient by ``torch.library.register_autograd``, which is in a captured graph as it is."""
+    """Whether ``node`` of autograd's graph belongs to a ``torch.autograd.Function``, and not to an operator with
+    ``torch.library.register_autograd``, which a captured graph contains."""
     if not isinstance(node, BackwardCFunction):
         return False
     own: Any = type(node)

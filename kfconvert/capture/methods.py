@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import nn
 
-# Classes of these modules are the bases of many models: their methods are not those of one.
+# Classes of these modules are bases of many models, and their methods do not belong to one model.
 _BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "diffusers.models.modeling_utils")
 
 
 def methods_with_modules(model: nn.Module) -> dict[str, list[str]]:
-    """By name, each public method of the class of ``model`` that calls children of it, and the names of these children.
+    """Return each public method of the class of ``model`` that calls children of it, with the names of these children.
 
-    The source is read: calls ``self.child(...)``, in the method itself or in methods that it calls. Methods whose
-    source is not available are missing, and so are ``forward`` and what only bases of many models have.
+    It reads the source for calls ``self.child(...)``, in the method and in methods that it calls. Methods without
+    available source, ``forward``, and methods that only general base classes have are excluded.
     """
     functions = dict(_functions(type(model)))
     calls = {name: _calls_of_self(function) for name, function in functions.items()}
@@ -34,7 +34,7 @@ def methods_with_modules(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _functions(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The functions that ``kind`` and its bases define, those of ``kind`` last."""
+    """The functions that ``kind`` and its bases define; functions of ``kind`` come last."""
     for base in reversed(kind.__mro__):
         if base is object or base.__module__.startswith(_BASES):
             continue
@@ -44,7 +44,7 @@ def _functions(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _calls_of_self(function: Callable[..., Any]) -> set[str]:
-    """The names of what ``function`` calls as ``self.name(...)``."""
+    """The names that ``function`` calls as ``self.name(...)``."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -60,7 +60,7 @@ def _calls_of_self(function: Callable[..., Any]) -> set[str]:
 
 
 def _reached(name: str, calls: dict[str, set[str]]) -> set[str]:
-    """What the method ``name`` calls, and the methods that it calls."""
+    """The names that the method ``name`` calls, directly or through methods."""
     met, waiting = {name}, [name]
     while waiting:
         for called in calls.get(waiting.pop(), ()):

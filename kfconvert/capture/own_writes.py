@@ -1,4 +1,4 @@
-"""What a forward writes to its own model and reads there again, as one run of it shows."""
+"""Detects the writes of a forward to its own model that it reads again, by running it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ from ..runtime import (
 )
 from .submodule_calls import around
 
-# The modules whose forwards were running, the outermost first.
+# The modules whose forwards were running, outermost first.
 Running = tuple[nn.Module, ...]
-# Where code reads an attribute: the instruction by its offset, or the name where it is read by getattr.
+# Where code reads an attribute: the offset of the instruction, or the name for getattr.
 Place = tuple[CodeType, int | str]
 Attribute = tuple[nn.Module, str]
-# When something is written.
+# The times of a write.
 ALWAYS, BY_SHAPE = "in every call", "when its input's shape changes"
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a forward writes, and when; ``place``: where in its code, as of ``graph.location``, None where that is not
-    known."""
+    """A write of a forward, and its time; ``place``: its place in the code, as of ``graph.location``, or None."""
 
     name: str
     when: str
@@ -52,12 +51,11 @@ class Change:
 
 @dataclass
 class WrittenState:
-    """``modules``: those of which a graph would leave out a write that a later call, or the code around them, depends
-    on, each with what is written. ``carried``: the names of what is carried from call to call:
-    attributes of modules, and parameters and buffers whose memory the forward writes. ``assigned``: for each run, that
-    of the call itself first, the attributes that were seen to be assigned. ``weights``: copies of parameters that other
-    sizes alone write, by name. ``read``: where the code behind the model reads attributes, by name, as far as it can be
-    reached from the forwards of its modules."""
+    """``modules``: modules for which a graph would omit a write that a later call or the surrounding code depends on,
+    each with the write. ``carried``: the names of state that is carried between calls: attributes of modules, and
+    parameters and buffers whose memory the forward writes. ``assigned``: for each run, the call itself first, the
+    assigned attributes. ``weights``: copies of parameters that only other sizes write, by name. ``read``: where the
+    code behind the model reads attributes, by name, as far as it is reachable from the forwards of its modules."""
 
     modules: dict[nn.Module, Change] = field(default_factory=dict)
     carried: set[str] = field(default_factory=set)
@@ -67,20 +65,20 @@ class WrittenState:
 
 
 def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], None]) -> WrittenState:
-    """Found in runs of ``model`` with ``call`` and with other sizes; it must have been called before, so that what it
-    learns in its first call is settled.
+    """Run ``model`` with ``call`` and with other sizes, and return its writes. Call the model before, so that state
+    from its first call is settled.
 
-    An attribute of a module counts where the forward changes it and reads it before, as it then depends on the call
-    before; where it is read while the module that has written it does not run any more; or where code that another
-    kind of call may reach reads it. So does a parameter or buffer whose memory is written in ways that no graph shows
-    (through ``.data``, or by ``.data = ...``). An attribute that is assigned for other sizes only, such as a table that
-    is kept for one shape, does not count: the example call leaves it as it is, and so does a graph.
+    An attribute of a module counts where the forward reads and then changes it, so that it depends on the previous
+    call. It also counts where it is read after its writer has finished, or where code of other kinds of calls may read
+    it. A parameter or buffer counts where its memory is written without a trace in graphs (through ``.data``, or by
+    ``.data = ...``). An attribute that is assigned for other sizes only, such as a table for one shape, does not
+    count: neither the example call nor a graph changes it.
 
     Args:
-        put_back: called after each run, to undo what it has written.
+        put_back: called after each run to undo its writes.
 
     Raises:
-        Exception: whatever the model raises for ``call``.
+        Exception: any error of the model for ``call``.
     """
     writes, by_shape = _MemoryWrites(model), _MemoryWrites(model)
     every = [_Accesses()]
@@ -95,7 +93,7 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
             with bounded_lookups(other.tensors()):
                 _run(model, other, by_shape, every[-1])
             runs.append(every[-1])
-        except Exception:  # the model does not take these sizes
+        except Exception:  # the model does not support these sizes
             continue
         finally:
             by_shape.put_back(by_shape.names - writes.names)
@@ -107,7 +105,7 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
     parameters = {name for name, _ in model.named_parameters()}
     found.weights = {name: by_shape.before[name] for name in by_shape.names - writes.names if name in parameters}
     for (module, name), access in runs[0].by_name.items():
-        if module not in paths:  # the run has made it
+        if module not in paths:  # created during the run
             continue
         met = [run.by_name[module, name] for run in runs if (module, name) in run.by_name]
         dotted = f"{paths[module]}.{name}" if paths[module] else name
@@ -123,7 +121,7 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
         flagged = {module: Change("requires_grad of a tensor", when, place) for module, place in noted.flagged.items()}
         found.modules |= flagged
         for name, modules, place in noted.unseen:
-            # What is derived from such a tensor would have to be made anew after every call.
+            # Values derived from such a tensor would have to be computed again after every call.
             path, _, attribute = name.rpartition(".")
             change = Change(name, when, place)
             found.modules |= dict.fromkeys((*modules, *around(model, [(path, attribute)])), change)
@@ -131,17 +129,17 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
 
 
 def run_keeping(model: nn.Module, call: ExampleCall) -> dict[str, Tensor]:
-    """Run ``model`` and put back the parameters and buffers that it has written; copies of these, by name."""
+    """Run ``model``, restore the parameters and buffers that it writes, and return copies of the new values."""
     writes = _MemoryWrites(model)
-    with suppress(Exception):  # the model does not take this call
+    with suppress(Exception):  # the model does not support this call
         _run(model, call, writes, _Accesses())
     writes.put_back(writes.names)
     return writes.before
 
 
 def _places_read(model: nn.Module) -> dict[str, set[Place]]:
-    """The places at which the code behind ``model`` reads attributes, by their names, as far as that code can be
-    reached from the forwards of its modules."""
+    """The places at which the code behind ``model`` reads attributes, by name, as far as that code is reachable from
+    the forwards of its modules."""
     found: dict[str, set[Place]] = {}
     for code in whole_walk(model).codes():
         for name, offset in reads_of_attributes(code):
@@ -151,8 +149,8 @@ def _places_read(model: nn.Module) -> dict[str, set[Place]]:
 
 @dataclass
 class _Access:
-    """Reads and writes of one attribute in the order in which they came, where it was written first, and the last value
-    that was written, if it is a number or the like."""
+    """Reads and writes of one attribute in order, the place of its first write, and the last written value, if it is a
+    number or the like."""
 
     changed: bool = False
     value: Any = None
@@ -161,14 +159,14 @@ class _Access:
     reads_after: list[Running] = field(default_factory=list)
 
     def read_elsewhere(self) -> Iterator[nn.Module]:
-        """The modules that write it, or have one within that does, and do not run where it is read."""
+        """The modules that write it, or contain a writer, and do not run where it is read."""
         for written in self.writes:
             yield from (module for module in written if any(module not in read for read in self.reads_after))
 
 
 class _Accesses:
-    """Of one run: each attribute that was written, ``read_first`` those that were read before or without that, and the
-    places in code at which any was read."""
+    """The accesses of one run: each written attribute; in ``read_first`` attributes read before a write or without one;
+    and the places in the code of all reads."""
 
     def __init__(self) -> None:
         self.running: list[nn.Module] = []
@@ -186,7 +184,7 @@ class _Accesses:
 
     def wrote(self, module: nn.Module, name: str, value: Any) -> None:
         before = _held(module, name)
-        # An equal value may be another one for other inputs, such as a size.
+        # An equal value, such as a size, may differ for other inputs.
         if value is before and not _is_plain(value):
             return
         access = self.by_name.setdefault((module, name), _Access(place=place_now()))
@@ -196,14 +194,14 @@ class _Accesses:
 
 
 def assigned_in(model: nn.Module, call: ExampleCall) -> set[Attribute]:
-    """The attributes of modules of ``model`` that ``call`` assigns. Raises what the model raises."""
+    """Return the attributes of modules of ``model`` that ``call`` assigns. Raises any error of the model."""
     accesses = _Accesses()
     _run(model, call, _MemoryWrites(model), accesses)
     return set(accesses.by_name)
 
 
 def _run(model: nn.Module, call: ExampleCall, writes: _MemoryWrites, accesses: _Accesses) -> None:
-    """Runs ``model`` and notes what it accesses and writes."""
+    """Run ``model`` and record its accesses and writes."""
     writes.running = accesses.running
     stored = _stored(model)
     with ExitStack() as stack:
@@ -212,7 +210,7 @@ def _run(model: nn.Module, call: ExampleCall, writes: _MemoryWrites, accesses: _
         stack.enter_context(writes.noted())
         model_outputs(model, call.args, call.kwargs, call.method)
     for key, tensor in _stored(model).items():
-        # Replaced in another way than by assignment, such as register_buffer, at a place that nobody has seen.
+        # Replaced by other means than assignment, such as register_buffer, at an unknown place.
         if key not in accesses.by_name and tensor is not stored.get(key):
             accesses.by_name[key] = _Access(changed=True, writes=[tuple(_enclosing(model, key[0]))])
             accesses.read_first.add(key)
@@ -225,14 +223,14 @@ def _stored(model: nn.Module) -> dict[tuple[nn.Module, str], Tensor | None]:
 
 
 def _enclosing(model: nn.Module, module: nn.Module) -> Iterator[nn.Module]:
-    """``module`` and the modules of ``model`` that have it within."""
+    """``module`` and the modules of ``model`` that contain it."""
     return (each for each in model.modules() if any(inner is module for inner in each.modules()))
 
 
 @contextmanager
 def _watched(own: type, modules: list[nn.Module], accesses: _Accesses) -> Iterator[None]:
-    """Within the block, ``accesses`` is told of those to the attributes of ``modules``, which are of the class ``own``,
-    and of their runs."""
+    """Context manager that records in ``accesses`` the attribute accesses and runs of ``modules``, which are of the
+    class ``own``."""
     running, here, ids = accesses.running, ThisThread(), set(map(id, modules))
 
     def reading(before: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
@@ -259,7 +257,7 @@ def _watched(own: type, modules: list[nn.Module], accesses: _Accesses) -> Iterat
             module.register_forward_hook(lambda *_: (running.pop(), None)[1], always_call=True),
         ]
     with ExitStack() as stack:
-        with suppress(TypeError):  # a class that takes no method
+        with suppress(TypeError):  # the class accepts no method
             stack.enter_context(method_over(own, "__getattribute__", reading))
             stack.enter_context(method_over(own, "__setattr__", writing))
         try:
@@ -284,11 +282,10 @@ def _held(module: nn.Module, name: str) -> Any:
 
 
 class _MemoryWrites:
-    """Notes calls that write into the memory of parameters and buffers of ``model``, or give them other memory: their
-    ``names``, and in ``unseen`` each that leaves no trace in the tensor itself, with the modules that were ``running``,
-    and where in the code. A graph shows the others, and is refused for them. ``before`` has copies of what they held;
-    ``flagged`` the modules within which a tensor was told that it wants a gradient, and where, which no graph shows
-    either."""
+    """Records calls that write to the memory of parameters and buffers of ``model``, or replace it. ``names`` has the
+    names, ``unseen`` each write without a trace in the tensor, with the ``running`` modules and the place in the code.
+    A graph records other writes, and is refused for them. ``before`` has copies of the previous contents. ``flagged``
+    has the modules in which ``requires_grad`` of a tensor was set, and the places, which no graph records either."""
 
     def __init__(self, model: nn.Module):
         self.running: list[nn.Module] = []
@@ -310,7 +307,7 @@ class _MemoryWrites:
             tensor, kept = self._tensors[name], self.before[name]
             if tensor.shape == kept.shape:
                 tensor.copy_(kept)
-            else:  # it was given other memory
+            else:  # its memory was replaced
                 tensor.data = kept.clone()
 
     def _look_up(self) -> None:
@@ -340,8 +337,7 @@ class _MemoryWrites:
 
 
 class _Operators(TorchDispatchMode):
-    """Tells ``written`` of each tensor that an operator writes to, and whether that is a fused one, which leaves no
-    trace."""
+    """Calls ``written`` for each tensor that an operator writes; a flag marks fused ones, which leave no trace."""
 
     def __init__(self, written: Callable[[Tensor, bool], None]):
         super().__init__()
@@ -361,7 +357,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Setters(TorchFunctionMode):
-    """Tells ``moved`` of each tensor of which ``data`` is assigned, and ``flagged`` where ``requires_grad`` is."""
+    """Calls ``moved`` for each assignment to ``data`` of a tensor, and ``flagged`` for ``requires_grad``."""
 
     def __init__(self, moved: Callable[[Tensor], None], flagged: Callable[[], None]):
         super().__init__()

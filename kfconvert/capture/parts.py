@@ -1,7 +1,7 @@
-"""The submodules of a model that are captured on their own: which they are, and which of their sizes are free.
+"""Selects the submodules of a model that are captured separately, and their free sizes.
 
-They serve where the model as a whole cannot be captured (a key-value cache, lists of images, control flow on data),
-where it was, but a call does not pass its guard, and where other methods than ``forward`` run them.
+Parts serve models that cannot be captured as a whole (a key-value cache, lists of images, control flow on data). They
+also serve calls that fail the model's guard, and methods other than ``forward``.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .structure import by_integers, groups, integers, is_operator, unread
 from .submodule_calls import irregular, kind_of, observe, opaque_kind, outlines, refusals, seconds_within, sizes
 from .trial_runs import is_faithful
 
-# In seconds of processor time of this thread, for one choice of free sizes: where many sizes are free, the capture of
-# windowed attention takes minutes. Counted by the clock, fewer parts would be found on a busy machine.
+# In seconds of processor time of this thread, for one choice of free sizes: with many free sizes, the capture of
+# windowed attention takes minutes. Wall-clock time would find fewer parts on a busy machine.
 PATIENCE = 8.0
-# With fewer seconds left, or a quarter of those that the longest capture took, no capture begins: a trace ends between
-# operators only.
+# No capture begins with fewer seconds left, or with less than a quarter of the longest capture's: a trace can end only
+# between operators.
 LEAST_SECONDS = 1.0
 
 
 @dataclass
 class Part:
-    """Submodules of one structure, captured by one graph: that of the traced module first, then the others.
+    """Submodules of one structure that share one captured graph: the traced module first, then the others.
 
-    ``method``: the name of the method whose example call it was captured for, None for that of the model.
+    ``method``: the name of the method whose example call was captured, None for the model's.
     """
 
     captures: list[Capture]
@@ -44,25 +44,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Refused:
-    """A submodule that could not be captured, and why."""
+    """A submodule that could not be captured, and the reason."""
 
     path: str
     error: CaptureError
 
 
 class Parts:
-    """The search for parts, from the submodules that take the most time down to those that take the least.
+    """The search for parts, in the order of decreasing time of the submodules.
 
-    ``found`` has the parts, ``refused`` the submodules that could not be captured, ``left_out`` counts those for which
-    the budget had no time left.
+    ``found`` has the parts, ``refused`` the submodules that could not be captured, ``left_out`` the number of
+    submodules that the budget did not cover.
 
     Args:
-        counting: modules that change an attribute, which no graph does, each with what it changes.
-        put_back: restores the state that the model had after the example call: one that keeps something of its inputs'
-            sizes may take no others after a call with these.
-        unsteady: the reason why no graph of a module can be right, None where there is none.
-        fewest: whether only calls like the example matter: sizes of images stay fixed, and no modules within captured
-            ones are captured, which serve calls that the outer guard refuses.
+        counting: modules that change an attribute, which no graph does, each with the change.
+        put_back: restores the state of the model after the example call: a model that stores sizes of its inputs may
+            reject others afterwards.
+        unsteady: returns the reason why no graph of a module can be right, None where there is none.
+        fewest: whether only calls like the example matter: image sizes stay fixed, and no modules inside captured ones
+            are captured for calls that the outer guard refuses.
         budget: the processor time for all captures.
     """
 
@@ -89,20 +89,20 @@ class Parts:
         is_captured: bool = False,
         entries: frozenset[nn.Module] = frozenset(),
     ) -> None:
-        """Look for the parts that serve ``call`` of the model, or of one of its methods.
+        """Search for parts that serve ``call`` of the model, or of one of its methods.
 
         Args:
-            cheap: a call of the same form with smaller sizes, if there is one, to trace with.
-            is_captured: whether the model itself was captured for this call. Its parts then serve only calls that its
-                guard refuses, and other methods. Looked for are blocks that occur more than once, and none with most
-                of the model's parameters: its guard would miss whenever the model's does.
-            entries: the modules that other methods call, which are looked for in any case.
+            cheap: an optional call of the same form with smaller sizes, used for traces.
+            is_captured: whether the model itself was captured for this call. Then its parts only serve other methods,
+                and calls that its guard refuses. Only repeated blocks without most of the model's parameters qualify:
+                the guard of a larger block would miss whenever the model's does.
+            entries: the modules that other methods call, which always qualify.
         """
         model, before = self._model, len(self.found)
         base, traced = _base(model, call, cheap, self._paths, self._put_back)
         received = traced if base is call else outlines(model, call, self._paths)
         self._varied = _varied(model, base, self._paths, self._put_back, images=not self._fewest)
-        # Modules that do not receive the same need graphs or memory layouts that differ.
+        # Modules with different inputs need different graphs or memory layouts.
         alike = groups(traced, lambda each: (kind_of(traced[each]), each in received and kind_of(received[each])))
         self._groups = {module: group for group in alike for module in group}
         self._irregular = irregular(model, base)
@@ -115,7 +115,7 @@ class Parts:
         ]
         plain = [group[0] for group in wanted if self._is_plain(group, traced[group[0]])]
         self._calls = observe(model, base, plain, traced)
-        # What these modules receive in the example call itself, as the traced call may be a wider one.
+        # The inputs of these modules in the example call itself, as the traced call may be wider.
         self._examples = self._calls if base is call else observe(model, call, plain, received)
         self._captured: dict[nn.Module, Part | None] = {}
         self._method = call.method
@@ -124,7 +124,7 @@ class Parts:
         self._capture_again(call, self.found[before:])
 
     def _served(self, call: ExampleCall) -> set[nn.Module]:
-        """The modules with captures that accept what the modules receive in ``call``, and all modules within them."""
+        """The modules with captures that accept their inputs in ``call``, and all their submodules."""
         known = [captured for part in self.found for captured in part.captures]
         refused = refusals(self._model, call, known) if known else {}
         accepting = [module for module, reason in refused.items() if reason is None]
@@ -144,9 +144,9 @@ class Parts:
         return error is None
 
     def _search(self, seconds: Mapping[nn.Module, float], is_captured: bool) -> None:
-        """Look at the submodules in the order of the ``seconds`` that they take."""
+        """Try the submodules in the order of their ``seconds``."""
         late, longest = set[nn.Module](), 0.0
-        numbers = count()  # so that modules are never compared
+        numbers = count()  # tie-breakers, as modules cannot be compared
         # Each with whether it, or a module around it, was captured.
         waiting = [(0.0, next(numbers), self._model, is_captured)]
         while waiting:
@@ -175,8 +175,8 @@ class Parts:
                 heapq.heappush(waiting, (-seconds.get(child, 0.0), next(numbers), child, inside))
 
     def _without_singles(self, found: list[Part]) -> list[Part]:
-        """``found`` without single operators that lie within other parts: they were captured only because operators of
-        the same structure stand elsewhere."""
+        """``found`` without single operators inside other parts: they were captured only because the same operator
+        occurs elsewhere."""
         paths = {captured.path for part in found for captured in part.captures}
         for part in found:
             if is_operator(part.captures[0].module):
@@ -189,8 +189,8 @@ class Parts:
         return sorted(found, key=lambda part: order[part.captures[0].path])
 
     def _capture_again(self, call: ExampleCall, found: list[Part]) -> None:
-        """Capture each module by itself whose guard refuses what the module receives in ``call``: the modules of one
-        structure need not receive the same. Those that no capture serves are refused."""
+        """Capture each module again whose guard rejects its inputs in ``call``: modules of one structure may have
+        different inputs. Modules without a matching capture are refused."""
         captures = [captured for part in found for captured in part.captures]
         refused = {m: reason for m, reason in refusals(self._model, call, captures).items() if reason is not None}
         if not refused:
@@ -199,12 +199,12 @@ class Parts:
         self._examples = self._calls
         for module, reason in refused.items():
             part = self._captured[module]
-            assert part is not None  # it has been captured
+            assert part is not None  # it was captured
             part.captures = [captured for captured in part.captures if captured.module is not module]
             try:
                 again = self._capture_alike([module], module)
                 if refusals(self._model, call, again.captures).get(module) is not None:
-                    raise CaptureError(f"its guard refuses what it receives: {reason}")
+                    raise CaptureError(f"its guard rejects its inputs: {reason}")
                 self.found.append(again)
             except CaptureError as error:
                 self._refuse([module], error)
@@ -217,8 +217,7 @@ class Parts:
                 part = self._capture_alike(group, group[0])
             if self._is_faithful(part):
                 return self._take(part)
-            # Otherwise the modules use integers in which they differ in a way that ``unread`` cannot see, such as
-            # isinstance.
+            # The modules use differing integers in a way that ``unread`` cannot detect, such as isinstance.
         except CaptureError as error:
             if not used:
                 return self._refuse(group, error)
@@ -229,11 +228,11 @@ class Parts:
                 self._refuse(subgroup, error)
 
     def _capture_alike(self, group: list[nn.Module], observed: nn.Module) -> Part:
-        """Capture the first of ``group`` with the call that ``observed``, of the same structure, received."""
+        """Capture the first of ``group`` with the call of ``observed``, a module of the same structure."""
         first, call = group[0], self._calls[observed]
         free = choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
-        example = self._examples.get(observed, call)  # the example call itself may not reach it
-        patience = min(PATIENCE, 2 / 3 * self._budget.left())  # another choice of free sizes gets the rest
+        example = self._examples.get(observed, call)  # the example call may not reach it
+        patience = min(PATIENCE, 2 / 3 * self._budget.left())  # the rest is for another choice of free sizes
         captured = capture(first, self._paths[first], call, free, example, self._budget, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         return Part([captured, *others], self._method)
@@ -248,7 +247,7 @@ class Parts:
         self._captured.update(dict.fromkeys(group))
 
     def _is_faithful(self, part: Part) -> bool:
-        """Whether the graph, traced without the integers in which its modules differ, is right for all of them."""
+        """Whether the graph, traced without the integers that differ between its modules, is right for all of them."""
         kinds = {tuple(integers(captured.module).items()): captured for captured in part.captures}
         if len(kinds) == 1:
             return True
@@ -265,14 +264,14 @@ def _base(
     modules: Iterable[nn.Module],
     put_back: Callable[[], None],
 ) -> tuple[ExampleCall, dict[nn.Module, ExampleCall]]:
-    """The call to trace with, whose free sizes are at least 2 where the model takes that, and what it hands on."""
+    """Return the call to trace with, with free sizes of at least 2 if supported, and its inner calls."""
     for wide in ([] if cheap is None else [widened(cheap)]) + [widened(call)]:
         if wide is call:
             break
         try:
             with bounded_lookups(wide.tensors()):
                 return wide, outlines(model, wide, modules)
-        except Exception:  # the model takes no other batch or sequence: the call as it is remains
+        except Exception:  # the model supports no other batch or sequence: keep the call
             continue
         finally:
             put_back()
@@ -282,8 +281,8 @@ def _base(
 def _varied(
     model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module], put_back: Callable[[], None], images: bool
 ) -> dict[str, dict[nn.Module, ExampleCall]]:
-    """What the modules receive when one size of the input is another, for each size that the model lets vary; the size
-    of ``images`` among these if wanted."""
+    """The inputs of the modules when one input size differs, for each size that can vary, including the size of
+    ``images`` if requested."""
     found = {}
     for name, call in variations(base).items():
         if name == "image" and not images:
@@ -301,7 +300,7 @@ def _varied(
 def choices(
     module: nn.Module, call: ExampleCall, varied: Mapping[str, ExampleCall | None]
 ) -> list[dict[str, Dimensions]]:
-    """Free sizes to trace with: all that varied, those that varied with the batch, none."""
+    """Free sizes to trace with: all varied sizes, sizes that vary with the batch, none."""
     try:
         form = CallForm(module.forward, call.args, call.kwargs)
     except ValueError as error:
@@ -329,7 +328,7 @@ def _size_at(shape: tuple[int, ...] | None, dimension: int) -> int | None:
 
 
 def parents(path: str) -> list[str]:
-    """The dotted paths of all modules around the one at ``path``, but for the model itself."""
+    """The dotted paths of all modules around the one at ``path``, except the model itself."""
     pieces = path.split(".")
     return [".".join(pieces[:count]) for count in range(1, len(pieces))]
 

@@ -1,8 +1,8 @@
-"""What the Python code of a forward asks of free sizes while it is traced, and what the tracer does not tell of.
+"""Records how the Python code of a forward uses free sizes in a trace, where the tracer adds no guard.
 
-``torch.export`` guards comparisons of sizes, where two sizes of at least 2 can differ in the answer. It does not guard
-text made of a size, nor the size as a key; these are given for the traced size here, which is fixed by that. And what
-it answers because it takes free sizes for at least 2 is noted, so that it can be asked again for sizes of 1.
+``torch.export`` guards comparisons of sizes whose results can differ for two sizes of at least 2. It guards neither
+text made from a size nor a size as a key; here, such uses fix the traced size. Results that rely on free sizes being at
+least 2 are recorded, so that sizes of 1 can be checked later.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ..process import ThisThread
 from ..region import Answer
 from ..runtime import class_dict, is_of_author
 
-# What of a size Python code can ask for without a guard.
+# The methods by which Python code reads a size without a guard.
 _UNGUARDED = [(kind, name) for kind in (SymInt, SymFloat, SymBool) for name in ("__repr__", "__str__", "__format__")]
 _UNGUARDED.append((SymInt, "__hash__"))
 _NUMBER: dict[type, type] = {SymInt: int, SymFloat: float, SymBool: bool}
-# It uses sizes as keys of caches, and does without where they have no hash.
+# This library uses sizes as cache keys, and works without a cache where they have no hash.
 _WITHOUT_HASHES = "einops"
-# The modules of PyTorch by which sizes are computed, between code that asks and the answer.
+# PyTorch's modules for size computations, between the reading code and the result.
 _OF_SIZES = ("torch.fx.experimental.", "torch.utils._sympy.")
-# Instructions that branch on an answer at once.
+# Instructions that branch on a result at once.
 _BRANCHING = ("POP_JUMP_", "JUMP_IF_", "TO_BOOL", "UNARY_NOT")
 _NUMBERS = ("LOAD_CONST", "LOAD_SMALL_INT")
-# Where messages go: functions, by the module that has them, which do nothing by the text that they are given.
+# Message functions, by module, which do not act on the text that they receive.
 _MESSAGES = {
     "builtins": {"print"},
     "logging": {"debug", "info", "warning", "error", "log"},
@@ -52,7 +52,7 @@ _TEXT = frozenset(("str", "repr", "format", "ascii", "join", "map"))
 
 @contextmanager
 def noted_questions() -> Iterator[list[Answer]]:
-    """Within the block, the list collects the answers to what code asks of free sizes in this thread."""
+    """Context manager whose list collects the results of code that reads free sizes in this thread."""
     here = ThisThread()
     answers: dict[Answer, None] = {}
     evaluate = ShapeEnv.evaluate_sym_node
@@ -69,8 +69,8 @@ def noted_questions() -> Iterator[list[Answer]]:
 
     own = {(kind, name): vars(kind).get(name) for kind, name in _UNGUARDED}
     collected: list[Answer] = []
-    setattr(ShapeEnv, "evaluate_sym_node", noted)  # noqa: B010 - a method is not assigned to, says mypy
-    for kind in _NUMBER:  # setattr would change the class of the class; what is set next tells Python of the change
+    setattr(ShapeEnv, "evaluate_sym_node", noted)  # noqa: B010 - mypy rejects assignment to a method
+    for kind in _NUMBER:  # setattr would set the class of the class; the next setattr invalidates caches
         class_dict(kind)["__class__"] = property(_class_told(kind, here))
     for kind, name in _UNGUARDED:
         setattr(kind, name, _told(kind, name, here))
@@ -105,11 +105,10 @@ def _told(kind: type, name: str, here: ThisThread) -> Callable[..., Any]:
 
 
 def _class_told(kind: type, here: ThisThread) -> Callable[[Any], type]:
-    """What ``isinstance`` asks where a size is not of the class in question: it is a number for a model's author, as it
-    is one where nothing is traced."""
+    """``__class__`` for ``isinstance`` checks of a size: for the code of a model's author, it is a number."""
 
     def tell(size: Any) -> type:
-        # Asked some hundred thousand times in a trace, mostly by PyTorch.
+        # Called several hundred thousand times in a trace, mostly by PyTorch.
         asking = sys._getframe(1).f_globals.get("__name__") or ""
         return _NUMBER[kind] if _owner(asking) == "author" and here else kind
 
@@ -117,13 +116,13 @@ def _class_told(kind: type, here: ThisThread) -> Callable[[Any], type]:
 
 
 def _fixed(size: Any) -> Any:
-    """The number behind a size, which the trace holds for the only one from now on."""
+    """The number behind a size, which the trace treats as constant from now on."""
     return _NUMBER[type(size)](size)
 
 
 def _asking(frame: FrameType | None) -> FrameType | None:
-    """The frame of a model's author, or of a module of Python that it calls, in which a size is asked for something;
-    None where that is PyTorch."""
+    """The frame of a model's author, or of a standard library module that it calls, which reads a size; None where
+    PyTorch reads it."""
     while frame is not None and (_owner(_module(frame)) == "sizes" or frame.f_code.co_filename == torch.__file__):
         frame = frame.f_back
     caller = frame
@@ -136,7 +135,7 @@ def _module(frame: FrameType) -> str:
     return frame.f_globals.get("__name__") or ""
 
 
-@functools.lru_cache(1000)  # a trace asks for some thousand sizes, through many frames each
+@functools.lru_cache(1000)  # a trace reads thousands of sizes, each through many frames
 def _owner(module: str) -> str:
     if module.startswith(_OF_SIZES):
         return "sizes"
@@ -147,14 +146,14 @@ def _owner(module: str) -> str:
 
 @functools.lru_cache(256)
 def _branches(code: CodeType, position: int) -> bool:
-    """Whether the code branches on the answer itself. Otherwise something that is no Python code does, such as a
-    comparison of tuples, and nobody sees what it would ask next had the answer been another."""
+    """Whether the code branches on the result itself. Otherwise C code does, such as a comparison of tuples, and the
+    questions that would follow another result are unknown."""
     before = None
     for each in dis.get_instructions(code):
         if each.offset == position:
             if each.opname.startswith(_BRANCHING):
                 return True
-            # From Python 3.13 on a comparison itself makes a bool of its result. That with a number is one of numbers.
+            # Since Python 3.13, a comparison itself converts its result to bool. With a number, it compares numbers.
             number = before is not None and before.opname in _NUMBERS and isinstance(before.argval, (int, float))
             return each.opname == "COMPARE_OP" and number and sys.version_info >= (3, 13)
         if each.opname != "CACHE":
@@ -163,8 +162,7 @@ def _branches(code: CodeType, position: int) -> bool:
 
 
 def _is_message(frame: FrameType) -> bool:
-    """Whether all text that is made in the line which ``frame`` is at goes into messages, or is asked only whether
-    there is any."""
+    """Whether the current line of ``frame`` uses all text for messages, or only checks whether it is empty."""
     tree = _tree(tuple(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     if tree is None:
         return False

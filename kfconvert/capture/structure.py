@@ -1,4 +1,4 @@
-"""Which modules of a model have the same structure, so that one captured graph serves them all."""
+"""Groups modules of a model by structure, so that one captured graph serves each group."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OWN = OF_EVERY_MODULE - {"training"}
 
 
 def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) -> list[list[nn.Module]]:
-    """``modules`` in groups of equal structure, in order; what ``also`` tells of them is equal as well.
+    """Return ``modules`` in groups of equal structure and equal ``also`` values, in order.
 
-    Equal are: the classes and names of all submodules, shapes, dtypes and ties of their tensors, their training
-    flags, hooks, and all other attributes but for integers, which often number the layers (see ``unread``).
-    Attributes that are no plain values must be the same objects.
+    Modules are equal in the classes and names of all submodules, in the shapes, dtypes and ties of tensors, and in
+    training flags and hooks. All other attributes are equal except integers, which often number the layers (see
+    ``unread``). Attributes without plain values must be the same objects.
     """
     found: dict[Hashable, list[nn.Module]] = defaultdict(list)
     for module in modules:
@@ -34,7 +34,7 @@ def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) 
 
 
 def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """The modules of one group, divided into those that have equal integer attributes as well."""
+    """The modules of one group, divided by their integer attributes."""
     found: dict[Hashable, list[nn.Module]] = defaultdict(list)
     for module in group:
         found[tuple(integers(module).items())].append(module)
@@ -43,7 +43,7 @@ def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
 
 @contextmanager
 def unread(group: Iterable[nn.Module], note: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, using an integer attribute in which the modules of ``group`` differ is an error.
+    """Context manager that forbids the use of integer attributes that differ between modules of ``group``.
 
     Args:
         group: modules of equal structure.
@@ -67,17 +67,16 @@ def unread(group: Iterable[nn.Module], note: Callable[[str], None]) -> Iterator[
 
 
 class _Unread:
-    """Stands for a number; raises as soon as anything is done with it but passing it on."""
+    """A placeholder for a number; raises on any use except passing it on."""
 
     def __init__(self, name: str, note: Callable[[str], None]):
         self.__dict__.update(name=name, note=note)
 
-    @property  # type: ignore[misc]  # that of object can be assigned
+    @property  # type: ignore[misc]  # the attribute of object is assignable
     def __class__(self) -> type:
-        """``isinstance`` asks for this. A forward that calls it would learn that this is no number, so it counts as a
-        use."""
+        """Called by ``isinstance``, which would find that this is no number, so it counts as a use."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") == "abc":  # of abstract classes, Python itself asks
+        while frame is not None and frame.f_globals.get("__name__") == "abc":  # for abstract classes, Python calls it
             frame = frame.f_back
         asking = "" if frame is None else frame.f_globals.get("__name__", "")
         return _Unread if asking.partition(".")[0] in ("torch", "kfconvert") else self._refuse()
@@ -98,7 +97,7 @@ def integers(module: nn.Module) -> dict[tuple[str, str], int]:
 
 
 def contents(value: Any) -> Iterable[Any]:
-    """What a list, a set, a dict or a plain Python object holds, which modules may share; nothing for others."""
+    """The values in a list, a set, a dict or a plain Python object, which modules may share; empty for other types."""
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, (list, set)):
@@ -112,7 +111,7 @@ def contents(value: Any) -> Iterable[Any]:
 
 
 def inside(value: Any) -> Hashable:
-    """Equal for values of which the ``contents`` are equal."""
+    """A key that is equal for values with equal ``contents``."""
     return tuple(map(_element, contents(value)))
 
 
@@ -150,7 +149,7 @@ def _tensor(tensor: Tensor, numbers: dict[int, int]) -> Hashable:
 
 def _value(value: Any) -> Hashable:
     if isinstance(value, float):
-        return float, repr(value)  # repr tells 0.0 from -0.0, and is the same for every NaN
+        return float, repr(value)  # repr distinguishes 0.0 and -0.0, and is equal for all NaNs
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (tuple, list)):

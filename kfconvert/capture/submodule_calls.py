@@ -1,4 +1,4 @@
-"""What the submodules of a model receive in a run of the model, seen by hooks."""
+"""Records the inputs of a model's submodules in a run of the model, by hooks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def outlines(model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module]) -> dict[nn.Module, ExampleCall]:
-    """What each of ``modules`` receives most often during ``call`` of ``model``; one that was not called is missing.
+    """Return the most frequent inputs of each of ``modules`` in ``call`` of ``model``; uncalled modules are missing.
 
-    The tensors are on the meta device: they hold sizes, strides and dtypes only.
+    The tensors are on the meta device: they have only sizes, strides and dtypes.
 
     Raises:
-        Exception: whatever the model raises for this call.
+        Exception: any error of the model for this call.
     """
     met: dict[nn.Module, dict[Hashable, list[ExampleCall]]] = {}
 
@@ -51,11 +51,11 @@ def observe(
     modules: Iterable[nn.Module],
     like: Mapping[nn.Module, ExampleCall] = MappingProxyType({}),
 ) -> dict[nn.Module, ExampleCall]:
-    """The first call of each of ``modules`` during ``call`` of ``model``, of the kind of the call in ``like`` if there
-    is one; a module without such a call is missing. The tensors are copies, as a later write would change them.
+    """Return the first call of each of ``modules`` during ``call`` of ``model``, of the kind of the call in ``like`` if
+    given; a module without such a call is missing. The tensors are copies, as a later write would change them.
 
     Raises:
-        Exception: whatever the model raises for this call.
+        Exception: any error of the model for this call.
     """
     calls: dict[nn.Module, ExampleCall] = {}
     kinds = {module: kind_of(each) for module, each in like.items()}
@@ -71,8 +71,8 @@ def observe(
 
 
 def kind_of(call: ExampleCall) -> Hashable:
-    """Equal for calls of equal structure, with tensors of equal sizes, strides and dtypes, of which the same are one,
-    and with equal flags."""
+    """A key that is equal for calls of equal structure and flags, whose tensors have equal sizes, strides, dtypes and
+    identities."""
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     kinds = []
     for leaf in leaves:
@@ -84,11 +84,11 @@ def kind_of(call: ExampleCall) -> Hashable:
 
 
 def refusals(model: nn.Module, call: ExampleCall, captures: Iterable[Capture]) -> dict[nn.Module, str | None]:
-    """By module, why the guard of its capture refuses what the module receives in ``call``; None where it accepts one
-    of the inputs. Modules that are not called are missing.
+    """Return, by module, the reason why the guard of its capture rejects its inputs in ``call``; None where it accepts
+    one. Uncalled modules are missing.
 
     Raises:
-        Exception: whatever the model raises for this call.
+        Exception: any error of the model for this call.
     """
     found: dict[nn.Module, str | None] = {}
 
@@ -107,11 +107,11 @@ def refusals(model: nn.Module, call: ExampleCall, captures: Iterable[Capture]) -
 
 
 def seconds_within(model: nn.Module, call: ExampleCall) -> dict[nn.Module, float]:
-    """The seconds that each module takes in one run of ``call``; those of a module that is not called itself, such as
-    a list of layers, are the sum of what its children take.
+    """Return the seconds of each module in one run of ``call``; for a module that is not called itself, such as a list
+    of layers, the sum over its children.
 
     Raises:
-        Exception: whatever the model raises for this call.
+        Exception: any error of the model for this call.
     """
     taken: dict[nn.Module, float] = {}
     begun: list[float] = []
@@ -130,23 +130,22 @@ def seconds_within(model: nn.Module, call: ExampleCall) -> dict[nn.Module, float
         handles.append(module.register_forward_pre_hook(before))
         handles.append(module.register_forward_hook(after))
     _run_once(model, call, handles)
-    for module in reversed(list(model.modules())):  # children come after their parents
+    for module in reversed(list(model.modules())):  # parents come before their children
         if module not in taken:
             taken[module] = sum(taken.get(child, 0.0) for child in module.children())
     return taken
 
 
 def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
-    """Modules of which a graph would leave something out, each with the reason, as one run of ``call`` shows.
+    """Return the modules for which a graph would be incomplete, each with the reason, as one run of ``call`` shows.
 
-    There are four reasons. A list, dict or plain object that the module, or a module within it, holds is replaced or
-    changed between its call and the end of the run, so that what is read from it is no constant. The module returns a
-    value with attributes of its own, which no graph can make. It writes to a list or dict among its arguments. Or it
-    holds a method of a module around it, or a reference to one, and so can read state that its own program does not
-    watch.
+    There are four reasons. A list, dict or plain object of the module or a submodule changes, or is replaced,
+    between its call and the end of the run: its content is not constant. The module returns a value with
+    attributes, which no graph can create. It writes to a list or dict among its arguments. Or it holds a method of, or
+    reference to, a module around it, and so can read state that its own program does not watch.
 
     Raises:
-        Exception: whatever the model raises for this call.
+        Exception: any error of the model for this call.
     """
     found: dict[str, dict[str, Any]] = {}
     carrying: dict[nn.Module, str] = {}
@@ -167,7 +166,7 @@ def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         name, known = attribute_of(outputs), given.pop()
         if name is not None:
-            carrying.setdefault(module, f"what it returns has the attribute {name}")
+            carrying.setdefault(module, f"its output has the attribute {name}")
         leaves, spec = known or ([], None)
         now, form = pytree.tree_flatten((args, kwargs)) if known else ([], None)
         if form != spec or not all(map(operator.is_, leaves, now)):
@@ -193,7 +192,7 @@ def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
 
 
 def _looking_out(model: nn.Module) -> dict[nn.Module, str]:
-    """Modules that get at a module of ``model`` outside of themselves by something callable that they hold."""
+    """Modules that can reach a module of ``model`` outside of themselves through a callable that they hold."""
     modules = set(model.modules())
     ways = [
         (module, name, other)
@@ -208,12 +207,12 @@ def _looking_out(model: nn.Module) -> dict[nn.Module, str]:
         for module in modules:
             inner = set(module.modules())
             if holder in inner and other not in inner:
-                found[module] = f"it gets at {type(other).__name__}, which it lies in, by what {name} holds"
+                found[module] = f"it reaches its parent {type(other).__name__} through {name}"
     return found
 
 
 def _behind(value: Any) -> list[nn.Module]:
-    """The modules behind a method, a weak reference, a partial function, or a function whose closure holds these."""
+    """The modules behind a method, a weak reference, a partial function, or a function with these in its closure."""
     if isinstance(value, weakref.ref):
         value = value()
     if isinstance(value, nn.Module):
@@ -233,7 +232,7 @@ _WAYS = (nn.Module, weakref.ref, MethodType, functools.partial)
 
 
 def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHandle]) -> None:
-    """Run the hooked model, and take the hooks away."""
+    """Run the hooked model, and remove the hooks."""
     try:
         model_outputs(model, call.args, call.kwargs, call.method)
     finally:
@@ -242,8 +241,8 @@ def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHa
 
 
 def around(model: nn.Module, attributes: Iterable[tuple[str, str]]) -> dict[nn.Module, str]:
-    """The modules that have one of the ``attributes``, given by module path and name, or contain a module that has one,
-    each with the dotted name of its first such attribute."""
+    """The modules with one of the ``attributes``, given by module path and name, or with such a submodule, each with
+    the dotted name of its first such attribute."""
     found: dict[nn.Module, str] = {}
     for path, name in attributes:
         pieces = path.split(".") if path else []
@@ -253,8 +252,8 @@ def around(model: nn.Module, attributes: Iterable[tuple[str, str]]) -> dict[nn.M
 
 
 def _objects(module: nn.Module) -> dict[str, Any]:
-    """What the lists, dicts and plain objects among the attributes of ``module`` hold, but for ``config``, which no run
-    changes."""
+    """The contents of lists, dicts and plain objects among the attributes of ``module``, except ``config``, which no
+    run changes."""
     return {
         name: (id(value), inside(value))
         for name, value in vars(module).items()
@@ -278,8 +277,8 @@ def sizes(leaves: list[Any]) -> list[tuple[int, ...] | None]:
 
 
 def opaque_kind(values: Any) -> str | None:
-    """In words, what the first value is, in tuples, lists and dicts too, that is neither a tensor with a shape and
-    elements in memory of its own nor a number, string or the like."""
+    """Describe the first value, also in tuples, lists and dicts, that is neither a number, string or the like nor a
+    tensor with a shape and its elements in memory."""
     kinds = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
     leaves = pytree.tree_leaves(values, is_leaf=is_whole)
     opaque = (leaf for leaf in leaves if not isinstance(leaf, kinds) or _is_opaque(leaf))
@@ -296,14 +295,13 @@ def _in_words(value: Any) -> str:
 
 
 def _is_opaque(value: Any) -> bool:
-    """A tensor that has no shape, strides or memory of its own as others have them: a nested one, one within
-    ``torch.vmap``, a quantized or a sparse one."""
+    """Whether a tensor has no usual shape, strides or memory: a nested tensor, one within ``torch.vmap``, a quantized
+    or a sparse one."""
     return isinstance(value, Tensor) and (is_transformed(value) or not is_dense(value))
 
 
 def attribute_of(outputs: Any) -> str | None:
-    """The name of an attribute that ``outputs``, or a value in them, has, and that the same value made by a program
-    would lack."""
+    """The name of an attribute of ``outputs``, or of a value in them, that the same value from a program would lack."""
     if isinstance(outputs, Tensor):
         named = [*vars(outputs)] if type(outputs) in (Tensor, nn.Parameter) else []
         return named[0] if named else "requires_grad" if outputs.requires_grad and outputs.is_leaf else None

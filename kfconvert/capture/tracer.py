@@ -52,7 +52,7 @@ CACHE_IN_OUTPUT = (
 
 
 class _Raised(Exception):
-    """Stands for a RuntimeError of a traced forward, for which the exporter would print the graph to ``sys.stderr``."""
+    """Wraps a RuntimeError of a traced forward, for which the exporter would print the graph to ``sys.stderr``."""
 
     def __init__(self, error: RuntimeError):
         super().__init__(str(error))
@@ -68,30 +68,30 @@ def trace(
     """Capture ``model`` as called in ``call``.
 
     Args:
-        dimensions: the sizes that may vary afterwards, see ``free_dimensions``, which names them by default.
-        seconds: of processor time, after which to give up.
+        dimensions: the sizes that may vary later; ``free_dimensions`` by default.
+        seconds: the limit of processor time.
 
     Raises:
-        CaptureError: the time is up, ``torch.export`` refuses the module, or the graph has effects that a region may
-            not have (it writes to a buffer, a parameter or an argument).
+        CaptureError: the time is up, ``torch.export`` rejects the module, or the graph has disallowed effects (it
+            writes to a buffer, a parameter or an argument).
     """
     form = _call_form(model, call)
     leaves = form.leaves(call.args, call.kwargs)
     if dimensions is None:
         dimensions = free_dimensions(model, call)
-    # Each argument becomes a tensor of its own: one that is given twice, or is a weight of the model, would be a single
-    # value in the graph, and so in later calls with different tensors.
+    # Each argument becomes a separate tensor. Otherwise the graph would have a single value for a tensor that is
+    # passed twice or is a weight of the model, also in later calls with different tensors.
     widened = [_dense(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     dynamic: list[dict[int, Any] | None] = [None] * len(leaves)
     for index, dimension in (place for group in dimensions.values() for place in group):
-        # The exporter takes a size of 1 for a constant.
+        # The exporter treats a size of 1 as constant.
         if leaves[index].shape[dimension] == 1:
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     shapes = form.lists(dynamic)
     with one_at_a_time(), recorded_reads(model) as reads:
         arguments = form.lists(widened)
-        # A Deadline costs time at every call of an operator, so there is none where the seconds are unlimited.
+        # A Deadline slows down every operator call, so it is skipped where the seconds are unlimited.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
         with (
             limit,
@@ -111,12 +111,12 @@ def trace(
 def free_dimensions(
     model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch", "sequence")
 ) -> dict[str, Dimensions]:
-    """Where the sizes ``free`` stand among the flat arguments of ``call``.
+    """Return the places of the ``free`` sizes among the flat arguments of ``call``.
 
     "batch" is dimension 0 of every tensor argument, and free only where all agree on it; "sequence" is dimension 1 of
-    integer tensors (token ids, masks). Lengths other than that of the first such tensor, and the length of a decoder's
-    inputs, are free sizes of their own, "sequence_2" and so on. Image sizes stay fixed: letting them vary makes capture
-    take minutes on windowed attention.
+    integer tensors (token ids, masks). Lengths that differ from the first such tensor's, and the length of a decoder's
+    inputs, are separate free sizes, "sequence_2" and so on. Image sizes stay fixed: free image sizes would extend the
+    capture of windowed attention to minutes.
 
     Raises:
         CaptureError: the signature of ``model`` does not name all arguments of ``call``.
@@ -141,11 +141,11 @@ def free_dimensions(
 
 @contextmanager
 def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
-    """Within the block, ``model`` runs behind a ``Shield`` and states at its start which sizes of its arguments are
-    equal: if the operators that need it had to find out, the graph would have more symbols.
+    """Context manager under which ``model`` runs behind a ``Shield`` and first asserts which argument sizes are equal:
+    operators that discover it later would add symbols to the graph.
 
-    It is called with lists in the place of caches, see ``CallForm.lists``. Where there is a cache among its arguments
-    or outputs it returns flat values. Their forms are put down in the list that the block gets.
+    It receives lists instead of caches, see ``CallForm.lists``. With a cache among its arguments or outputs it returns
+    flat values, whose forms are added to the list that the context manager yields.
     """
     own, original = vars(model).get("forward"), model.forward
     modes: list[FakeTensorMode] = []
@@ -167,7 +167,7 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
         except RuntimeError as error:
             raise _Raised(error) from None
         if _python_draws() != drawn:
-            raise CaptureError("it draws from the random numbers of Python or NumPy, which a graph would fix")
+            raise CaptureError("it draws random numbers from Python or NumPy, which a graph would make constant")
         try:
             flat, outputs_form = taken_apart(outputs, form.passed((), keywords))
         except UnknownCache as error:
@@ -175,7 +175,7 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
         forms.append(outputs_form)
         return tuple(flat) if outputs_form.holds_caches else outputs
 
-    # Of the arguments that go into a parameter **kwargs the exporter of torch 2.11 expects shapes under two names.
+    # For arguments in a **kwargs parameter, the exporter of torch 2.11 expects shapes under two names.
     if not form.parameters.issuperset(form.names):
         names = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in form.names]
         forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
@@ -192,8 +192,8 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """``tensor``, or a copy where it has gaps, as a slice of a larger tensor has: the exporter would take its strides
-    for sizes that no dimension of an input shows."""
+    """``tensor``, or a copy where it has gaps, like a slice of a larger tensor: the exporter would treat its strides as
+    sizes without a matching dimension."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_contiguous():
         return tensor
@@ -209,8 +209,7 @@ def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
 
 
 def _is_attribute(model: nn.Module, path: str, name: str) -> bool:
-    """Whether a constant is a plain attribute of a module: as it may be assigned anew, it is read anew in every
-    call."""
+    """Whether a constant is a plain attribute of a module: it may be assigned again, so every call reads it again."""
     try:
         return isinstance(vars(model.get_submodule(path)).get(name), Tensor)
     except AttributeError:
@@ -234,20 +233,20 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
         raise
     except _Raised as raised:
         raise CaptureError(_export_reason(raised.error)) from raised.error
-    except Exception as error:  # the exporter raises anything the model's own code may raise
+    except Exception as error:  # the exporter passes on any error of the model's code
         raise CaptureError(_export_reason(error)) from error
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             values = [node.meta.get("val") for node in module.graph.nodes]
             if any(is_transformed(value) for value in values if isinstance(value, Tensor)):
-                raise CaptureError("it runs a transform of torch.func within")
+                raise CaptureError("it runs a torch.func transform")
     return program
 
 
 @contextmanager
 def _values_asked():
-    """Refuses a forward that catches the exporter's error for a decision by the values of tensors: its trace goes on as
-    if there were no such decision."""
+    """Context manager that refuses a forward which catches the exporter's error for control flow on tensor values: its
+    trace continues as if there were no such control flow."""
     own, here, asked = GuardOnDataDependentSymNode.__init__, ThisThread(), []
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -262,18 +261,18 @@ def _values_asked():
         GuardOnDataDependentSymNode.__init__ = own
     if asked:
         raise CaptureError(
-            "values of tensors decide what its forward does, which catches the tracer's errors", asked[0]
+            "control flow depends on tensor values, and the forward catches the tracer's errors", asked[0]
         )
 
 
 @contextmanager
 def _errors_noted():
-    """Refuses a forward that catches an error of an operator: in another call it may not come."""
+    """Context manager that refuses a forward which catches an operator's error, as another call may not raise it."""
     noted = _Errors()
     with noted:
         yield
     if noted.first is not None:
-        reason = f"its forward catches an error of an operator: {_export_reason(noted.first)}"
+        reason = f"its forward catches an operator's error: {_export_reason(noted.first)}"
         raise CaptureError(reason, noted.place)
 
 
@@ -292,8 +291,8 @@ class _Errors(TorchFunctionMode):
 
 @contextmanager
 def _same_containers(model: nn.Module):
-    """After the block, put the very lists and dicts among the attributes back, which others may hold as well: the
-    exporter leaves copies in their place."""
+    """Context manager that restores the original lists and dicts among the attributes, which may be shared: the
+    exporter leaves copies."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
@@ -306,23 +305,23 @@ def _same_containers(model: nn.Module):
 
 
 def _python_draws() -> tuple[Any, ...]:
-    """The states of the generators that Python and NumPy share in a process."""
+    """The states of the global random generators of Python and NumPy."""
     state: Any = numpy.random.get_state()
     _, keys, position, *_ = state
     return random.getstate(), keys.tobytes(), position
 
 
 def _untrack(mode: FakeTensorMode) -> None:
-    """Break the reference cycle of the traced inputs and the environment of their sizes. Python's collector cannot see
-    it, as part of it lies in C++: both, and weak references to all weights, would stay for ever."""
+    """Break the reference cycle between the traced inputs and their shape environment. Python's garbage collector
+    cannot find it, as part of it is in C++: both, with weak references to all weights, would never be freed."""
     if mode.shape_env is not None and mode.shape_env.tracked_fakes:
         mode.shape_env.tracked_fakes.clear()
 
 
 @contextmanager
 def _nothing_kept():
-    """After the block, remove what the exporter would leave behind in the process: notes of every node of a trace, for
-    its own debugging, and up to torch 2.11, where the forward raises, a hook of its own for all modules."""
+    """Context manager that removes the exporter's leftovers: debug records of every node of a trace, and up to torch
+    2.11, where the forward raises, a global module hook."""
     notes = getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {})
     kept = (notes, torch_module._global_buffer_registration_hooks)
     before = [dict(store) for store in kept]
@@ -335,8 +334,8 @@ def _nothing_kept():
 
 
 def is_final(error: CaptureError) -> bool:
-    """Whether the model is refused whatever sizes are free: its control flow depends on values or on compilers, or it
-    returns a cache that the exporter does not know."""
+    """Whether the model is refused for all free sizes: its control flow depends on values or on compilers, or
+    it returns a cache that the exporter does not support."""
     if isinstance(error, AskedForCompilers):
         return True
     unknown = any(words in str(error.__cause__) for words in ("not a known type", "pytree-flattenable"))
@@ -344,12 +343,12 @@ def is_final(error: CaptureError) -> bool:
 
 
 def _export_reason(error: Exception) -> str:
-    """The first line of an error of the exporter, and what to do about it where that is known."""
+    """The first line of an exporter error, with the remedy where it is known."""
     text = str(error)
     if "Cache" in text and "output" in text:
         return CACHE_IN_OUTPUT
     if "__obj_flatten__" in text:
-        return "it holds weights that quantization has packed into objects, which torch.export does not take"
+        return "it has packed quantized weights, which torch.export does not support"
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export: {type(error).__name__}: {line[:200]}"
 

@@ -1,4 +1,4 @@
-"""Trial runs of a captured graph beside its module: whether it is right, and for which calls beyond the traced one."""
+"""Trial runs that compare a captured graph with its module, and find further calls for which it is right."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..runtime import without_cache
 from ..torch_state import is_transformed
 from .watched_run import Way
 
-# The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
+# Both sides run the same operators, possibly with different algorithms. A wrong branch differs grossly.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 FEW = 8
@@ -35,11 +35,10 @@ FEW = 8
 def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let each free size of ``region`` be 1 where ``run``, its graph as traced, then agrees with ``model``.
 
-    The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, from which inputs with
-    sizes of 1 are cut.
+    The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, to be cut to 1.
     """
     guard, free = region.guard, region.guard.free
-    # With only a few entries in the other free sizes the check is fast; some models take no fewer than they were given.
+    # The check is fast with a few entries in the other free sizes; some models only support the original sizes.
     samples = [_resized(region, given) for given in (with_few(region, leaves), leaves)]
     traced: list[Way] = []
 
@@ -67,21 +66,21 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
 
 
 def _ways(model: nn.Module, region: Region, samples: list[list[Any]]) -> list[Way]:
-    """The way of ``model`` for the first of ``samples`` that it takes."""
+    """The execution path of ``model`` for the first of ``samples`` that it supports."""
     for given in samples:
         way = Way(model)
         try:
             with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
                 way(**region.call.keywords(given))
-        except Exception:  # whatever the model raises, it does not take these sizes
+        except Exception:  # the model does not support these sizes
             continue
         return [way]
     return []
 
 
 def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
-    """Let arguments that are one and the same tensor among ``leaves`` be one tensor in later calls too, where ``run``,
-    traced as if they were several, agrees with ``model``, whose code may ask whether they are one."""
+    """Let arguments that are one tensor among ``leaves`` be one tensor in later calls too, where ``run``, traced with
+    separate tensors, agrees with ``model``, whose code may compare their identity."""
     given = given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     if len(set(given)) < len(given) and is_faithful(model, region, run, leaves):
         region.guard.admit_one_for_several(leaves)
@@ -89,8 +88,8 @@ def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any
 
 @torch.no_grad()
 def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    """Whether ``run`` draws the same random numbers as ``model`` for any state of the generators, which both leave
-    behind. A forward that seeds them itself, or puts them back, does not pass: no graph shows that."""
+    """Whether ``run`` and ``model`` draw the same random numbers for any generator state, and leave the same state. A
+    forward that seeds or restores the generators does not pass: no graph records that."""
 
     def drawn(function: Callable[..., Any], seed: int) -> tuple[list[Any], list[bool]]:
         with seeded(seed, leaves):
@@ -107,7 +106,7 @@ def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], A
 
 @torch.no_grad()
 def draws_untold(region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    """Whether an operator that somebody registered draws random numbers in ``run``, which its schema need not tell."""
+    """Whether a custom operator draws random numbers in ``run`` without declaring it in its schema."""
     if not any(_is_registered_by_others(node.target) for node in region.graph.nodes):
         return False
     with seeded(0, leaves):
@@ -126,8 +125,8 @@ def _generator_states(leaves: list[Any]) -> list[Tensor]:
 
 
 class _Given(TorchFunctionMode):
-    """Within the block, ``tensors`` collects the parameters and other tensors that torch's functions are given, by
-    where their elements lie."""
+    """Context manager whose ``tensors`` collects the parameters and other tensors that torch functions receive, by the
+    address of their elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,12 +149,12 @@ def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
 
 @torch.no_grad()
 def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
-    """Replace the constants of ``region``, for which the tracer has objects of its own, by the very tensors that
-    ``model`` reads, so that writes to these move the versions that are watched.
+    """Replace the constants of ``region``, which the tracer has copied, by the tensors that ``model`` reads, so that
+    writes to these change the watched versions.
 
     Raises:
-        CaptureError: one is a parameter that is not registered in ``model``: nobody would see that it is replaced, or
-            that it wants a gradient.
+        CaptureError: a constant is a parameter that is not registered in ``model``: its replacement, or a change of its
+            ``requires_grad``, would go undetected.
     """
     if not region.constants:
         return
@@ -165,23 +164,21 @@ def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
         found = given.tensors.get(_place_of(constant))
         if isinstance(found, nn.Parameter):
             sizes = list(found.shape)
-            raise CaptureError(
-                f"it reads a parameter of shape {sizes} that is not registered in it, or in what it holds"
-            )
+            raise CaptureError(f"it reads a parameter of shape {sizes} that is not registered in a module")
         if found is not None and type(found) is type(constant):
             region.constants[name] = found
 
 
 @torch.no_grad()
 def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> bool:
-    """Whether ``model`` puts other objects into lists or dicts among its arguments, which no graph shows."""
+    """Whether ``model`` replaces values of lists or dicts among its arguments, which no graph records."""
     given = region.call.keywords(leaves)
     if not any(isinstance(value, (list, dict, tuple)) for value in given.values()):
         return False
     before = pytree.tree_flatten(given)
     try:
         model(**given)
-    except Exception:  # then it may write anything before it raises
+    except Exception:  # it may write anything before it raises
         return True
     after = pytree.tree_flatten(given)
     return before[1] != after[1] or not all(map(operator.is_, before[0], after[0]))
@@ -189,15 +186,15 @@ def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> boo
 
 @torch.no_grad()
 def returns_held(model: nn.Module, region: Region, seen: Trial | None) -> bool:
-    """Whether a list, dict or the like that ``model`` returns is held elsewhere too: by it, by an argument, in a global
-    variable, or at another place among the outputs. A program makes a new one for each place in each call.
+    """Whether a list, dict or the like that ``model`` returns is also stored elsewhere: in it, in an argument, in a
+    global variable, or at another place among the outputs. A program creates a new one for each place in each call.
 
-    ``seen``: a call that the model takes.
+    ``seen``: a call that the model supports.
     """
     if seen is None or _has_tuples_only(region.outputs.spec):
         return False
     known: list[Any] = []
-    for _ in range(2):  # what somebody holds is returned again
+    for _ in range(2):  # a stored object is returned again
         keywords = region.call.keywords([copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves])
         with bounded_lookups(leaf for leaf in seen.leaves if isinstance(leaf, Tensor)):
             returned = _containers(model(**keywords))
@@ -213,7 +210,7 @@ def _has_tuples_only(spec: pytree.TreeSpec) -> bool:
 
 
 def _containers(values: Any) -> list[Any]:
-    """The lists, dicts and so on that ``values`` are made of, itself among them; not tuples, which nobody changes."""
+    """The lists, dicts and so on in ``values``, including itself; no tuples, which are immutable."""
     met: list[Any] = []
 
     def is_leaf(value: Any) -> bool:
@@ -226,7 +223,7 @@ def _containers(values: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a module has returned for the flat inputs ``leaves``, as flat values and their form, and the names of the
+    """The results of a module for the flat inputs ``leaves``, as flat values and their form, and the names of the
     attributes that it has set on these inputs."""
 
     leaves: list[Any]
@@ -237,11 +234,11 @@ class Trial:
 
 @torch.no_grad()
 def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
-    """A call of ``model`` with few entries in the free sizes of ``region``, but 2 of each, or as many as ``leaves``
-    have where it does not take these; None where it takes neither."""
+    """Return a call of ``model`` with 2 entries in each free size of ``region``, or with the sizes of ``leaves`` where
+    it does not support that; None where it supports neither."""
     for few in (with_few(region, leaves), leaves) if region.guard.free else (leaves,):
         given = _resized(region, few)
-        with suppress(Exception):  # whatever the model raises, it does not take these sizes
+        with suppress(Exception):  # the model does not support these sizes
             tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
             with bounded_lookups(tensors), _set_attributes(tensors) as attributes:
                 outputs, form = region.flat_outputs(model, given)
@@ -251,8 +248,8 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
 
 @torch.no_grad()
 def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
-    """Note the memory layout of what ``model`` returns for the example ``leaves`` where the graph of ``region`` has
-    another one. For a size of 1 operators may choose another layout than for the sizes of the trace."""
+    """Record the memory layout of the outputs of ``model`` for the example ``leaves`` where the graph of ``region`` has
+    another one. For a size of 1, operators may choose another layout than in the trace."""
     leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in leaves]
     with suppress(Exception), bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
         mark_orders(region.graph, region.flat_outputs(model, leaves)[0])
@@ -260,18 +257,18 @@ def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
 
 @torch.no_grad()
 def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial | None) -> None:
-    """Compare ``run``, the graph of ``region`` over the tensors of its model, with what the model was ``seen`` to
-    return. Code may do something else where it is given the stand-ins of a trace, whose identity, attributes and sizes
-    are not those of the tensors that they stand for.
+    """Compare ``run``, the graph of ``region`` over the tensors of its model, with the outputs of the model in
+    ``seen``. Code may behave differently for a trace's stand-ins, whose identity, attributes and sizes differ from the
+    real tensors'.
 
     Raises:
-        CaptureError: they differ by more than roundings.
+        CaptureError: they differ by more than rounding.
     """
     if seen is None or region.is_random:  # see draws_as_told
         return
-    # A step on a static cache writes into it.
+    # A step on a static cache writes to it.
     leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves]
-    reason = "its graph computes something else than its forward, which may ask what differs for a trace"
+    reason = "its graph and its forward compute different outputs; the code may behave differently in a trace"
     try:
         with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
             outputs, form = region.flat_outputs(_called_by_names(region, run), leaves)
@@ -281,11 +278,11 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
         raise CaptureError(reason)
     given = set(map(id, seen.leaves))
     if not all(_is_of_one_kind(*each) for each in zip(seen.outputs, outputs) if id(each[0]) not in given):
-        raise CaptureError("it returns what it has made a parameter, or has given a gradient, which no graph shows")
+        raise CaptureError("it makes an output a parameter or sets its requires_grad, which a graph does not record")
 
 
 def _is_of_one_kind(value: Any, other: Any) -> bool:
-    """Whether two tensors are of one class, and the same to autograd."""
+    """Whether two tensors have the same class and the same autograd properties."""
     if value is other or not (isinstance(value, Tensor) and isinstance(other, Tensor)):
         return True
     if type(value) is not type(other) or value.requires_grad != other.requires_grad:
@@ -295,8 +292,8 @@ def _is_of_one_kind(value: Any, other: Any) -> bool:
 
 @torch.no_grad()
 def check_collectives(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
-    """Raises CaptureError where ``run``, the graph of ``region``, does not begin the collectives that ``model`` begins,
-    in their order: of several ranks some may run the one and some the other, and would wait for one another."""
+    """Raises CaptureError where ``run``, the graph of ``region``, begins other collectives than ``model``, or another
+    order: ranks that run the graph and ranks that run the model would wait for each other."""
     if not is_one_of_several():
         return
     noted = []
@@ -305,25 +302,25 @@ def check_collectives(model: nn.Module, region: Region, run: Callable[[list[Any]
             region.flat_outputs(function, leaves)
         noted.append(begun)
     if noted[0] != noted[1]:
-        raise CaptureError("its graph has other collectives than its forward, or has them in another order")
+        raise CaptureError("its graph and its forward run different collectives, or another order of them")
 
 
 @torch.no_grad()
 def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    """Whether ``run``, the graph of ``region`` as traced, computes what ``model`` does, but for single roundings.
+    """Whether ``run``, the graph of ``region`` as traced, and ``model`` agree up to rounding.
 
-    No size is cut for this, because masks, windows and shifts would not show in a few entries.
+    This check keeps all sizes, because a few entries would not show masks, windows and shifts.
     """
-    share = 0.01  # of the tolerance for other sizes, for which libraries may take other algorithms
+    share = 0.01  # of the tolerance for other sizes, where algorithms may differ
     return _agrees(model, region, run, leaves, share)
 
 
 @torch.no_grad()
 def ignore_use_cache(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
-    """Let the setting ``use_cache`` change later on where ``run``, traced with it on, agrees with ``model`` without.
+    """Let the setting ``use_cache`` change later where ``run``, traced with it on, agrees with ``model`` without it.
 
-    It tells models of transformers to return a key-value cache; encoders read it too, and trainers turn it off. Few
-    entries in the free sizes are enough: a cache shows in the structure of the outputs.
+    With it, transformers models return a key-value cache; encoders read it too, and trainers turn it off. A few
+    entries in the free sizes are enough: a cache changes the structure of the outputs.
     """
     if "use_cache" in region.reads:
         with without_cache(model) as changed:
@@ -337,7 +334,7 @@ def with_few(region: Region, leaves: list[Any]) -> list[Any]:
 
 
 def _resized(region: Region, leaves: list[Any]) -> list[Any]:
-    """``leaves`` with 2 entries in free sizes of 1, as the tracer takes them."""
+    """``leaves`` with 2 entries in free sizes of 1, as the tracer expects."""
     resized = list(leaves)
     for index, dimension in (place for dimensions in region.guard.free.values() for place in dimensions):
         if resized[index].shape[dimension] == 1:
@@ -346,8 +343,7 @@ def _resized(region: Region, leaves: list[Any]) -> list[Any]:
 
 
 def _cut(leaves: list[Any], dimensions: Dimensions, size: int) -> list[Any]:
-    """``leaves`` with at most ``size`` entries in each of the ``dimensions``, and strides as a caller's own tensors of
-    these sizes have them."""
+    """``leaves`` with at most ``size`` entries in each of the ``dimensions``, with the usual strides."""
     cut = list(leaves)
     for index, dimension in dimensions:
         cut[index] = cut[index].narrow(dimension, 0, min(size, cut[index].shape[dimension]))
@@ -369,15 +365,15 @@ def _agrees(
     try:
         with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
             expected, structure = region.flat_outputs(model, leaves)
-            # Where the graph is not right for this size it may look beyond what the model does.
+            # For a size that the graph does not support, it may compute more than the model does.
             actual, own_structure = region.flat_outputs(_called_by_names(region, run), leaves)
         return structure == own_structure and all(map(partial(is_close, share=share), expected, actual))
-    except Exception:  # whatever the model or the graph raises for this size, it is not admitted
+    except Exception:  # a size with any error is not admitted
         return False
 
 
 def is_close(expected: Any, actual: Any, share: float = 1.0) -> bool:
-    """Whether two outputs differ by roundings only; ``share`` of the usual tolerance is allowed."""
+    """Whether two outputs differ only by rounding; ``share`` of the usual tolerance is allowed."""
     if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
         return type(expected) is type(actual) and expected == actual
     if expected.shape != actual.shape or expected.dtype is not actual.dtype:
@@ -393,7 +389,7 @@ def is_close(expected: Any, actual: Any, share: float = 1.0) -> bool:
 
 
 def _called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, which takes flat inputs of ``region``, as it is called with keyword arguments."""
+    """``run``, which takes flat inputs of ``region``, as a function of keyword arguments."""
 
     def called(**keywords: Any) -> Any:
         return run(region.call.leaves((), keywords), passed=region.call.passed((), keywords))
@@ -403,8 +399,8 @@ def _called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., A
 
 @contextmanager
 def _set_attributes(tensors: Sequence[Tensor]) -> Iterator[set[str]]:
-    """Within the block, ``tensors`` have no attributes of their own; after it, the set has the names of those that they
-    were given, which are gone again."""
+    """Context manager in which ``tensors`` have no user-assigned attributes. Afterwards, the set has the names of the
+    attributes that they were given, and their former attributes are back."""
     names, before = set[str](), [dict(vars(tensor)) for tensor in tensors]
     for tensor in tensors:
         vars(tensor).clear()

@@ -1,4 +1,4 @@
-"""Runs of a module in which the way that they take through the code of its author is noted."""
+"""Runs a module and records its execution path through the author's code."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch.overrides import TorchFunctionMode
 
 from ..runtime import is_of_author
 
-# Functions and attributes of tensors by which code gets at sizes.
+# Tensor functions and attributes that return sizes.
 _OF_SIZES = frozenset(("shape", "size", "numel", "nelement", "stride", "storage_offset"))
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _ARITHMETIC = tuple(
     f"__{side}{name}__" for name in ("add", "sub", "mul", "floordiv", "mod", "pow") for side in ("", "r")
 )
-# Instructions that hand on nothing.
+# Instructions without a result.
 _IDLE = frozenset(
     name for name in dis.opname if name.startswith(("JUMP_FORWARD", "JUMP_ABSOLUTE")) or name in ("NOP", "POP_TOP")
 )
-# Characters of the text of a computation; sums in a loop would have any number.
+# The maximum length of a computation's text; sums in a loop would be unbounded.
 _LONG = 1000
 
 
 class Way:
-    """Calls a module, and notes what of the code of its author these calls run: ``instructions``, and ``questions``,
-    comparisons of sizes as texts such as ``n // 2 > 4`` in which ``n`` is any size of a tensor.
+    """Calls a module, and records the author's code in these calls: ``instructions``, and ``questions``, comparisons of
+    sizes as texts such as ``n // 2 > 4`` in which ``n`` is any size of a tensor.
 
-    Two calls with the same instructions and questions differ at most by how often they did what.
+    Two calls with the same instructions and questions differ at most in the number of repetitions.
     """
 
     def __init__(self, model: nn.Module):
@@ -49,8 +49,8 @@ class Way:
                 sys.settrace(before)
 
     def is_within(self, other: Way) -> bool:
-        """Whether ``other`` ran all that this one did, but for jumps. A constant that only this one loads may go to an
-        operator, of which no question tells."""
+        """Whether ``other`` ran all instructions of this one except jumps. A constant that only this one loads may be
+        an operator's argument, which no question shows."""
         more = {dis.opname[code.co_code[position]] for code, position in self.instructions - other.instructions}
         return more <= _IDLE and self.questions <= other.questions
 
@@ -67,7 +67,7 @@ class Way:
 
 
 class _Sizes(TorchFunctionMode):
-    """Within the block, sizes that code gets of tensors put down in ``questions`` what they are compared with."""
+    """Context manager under which tensor sizes record their comparisons in ``questions``."""
 
     def __init__(self, questions: set[str]):
         super().__init__()
@@ -84,7 +84,7 @@ class _Sizes(TorchFunctionMode):
 
 
 class _Size(int):
-    """An int that knows how it was computed."""
+    """An int that records its computation."""
 
     computed: str
     questions: set[str]

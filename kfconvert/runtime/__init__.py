@@ -1,4 +1,4 @@
-"""What a converted model runs: a guard over all that its program relies on, then the program."""
+"""The runtime of a converted model: a guard over everything that its program relies on, then the program."""
 
 from .dispatch.freezing import FrozenError, freeze
 from .dispatch.guarded import GuardedForward, guarded_forward, install, uninstall

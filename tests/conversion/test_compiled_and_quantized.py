@@ -40,7 +40,7 @@ def test_what_a_compiler_wraps_is_refused():
 def test_weights_that_were_packed_are_told(tmp_path):
     model = torch.ao.quantization.quantize_dynamic(net(), {nn.Linear})
     converter = ModelConverter()
-    with pytest.warns(UserWarning, match="it holds weights that quantization has packed into objects"):
+    with pytest.warns(UserWarning, match="it has packed quantized weights"):
         fused = converter.convert_model(model, example_inputs=X)
     assert torch.equal(fused(X), model(X))
     with pytest.raises(kfconvert.ArtifactError, match="only tensors can be stored safely"):

@@ -232,8 +232,8 @@ def test_what_became_of_cuda_graphs_is_told():
     assert report.graphs_line({"cuda_graphs": graphs}) == "calls are replayed; 36 MiB for the first recording"
     slower = {"cuda_graphs": graphs, "timings": {"timings": {"with CUDA graphs": {}}}}
     assert "slower" in report.graphs_line(slower)
-    refused = {"cuda_graphs": graphs | {"recordings": 0, "refused": {"an output lies in the memory of the host": 2}}}
-    assert report.graphs_line(refused) == "not recorded: an output lies in the memory of the host"
+    refused = {"cuda_graphs": graphs | {"recordings": 0, "refused": {"an output is in host memory": 2}}}
+    assert report.graphs_line(refused) == "not recorded: an output is in host memory"
 
 
 def test_that_generate_was_not_timed_is_told_where_it_was_asked_for():

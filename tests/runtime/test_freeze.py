@@ -186,7 +186,7 @@ def test_what_depends_on_the_call_and_the_process_is_still_asked(cnn):
     )
     guard = small_models.guard(cnn)
     assert guard["hits"] == 0 and sum(guard["misses"].values()) == 3
-    assert {"autocast is on", "hooks of all modules are registered, which a fused program would not call"} <= set(
+    assert {"autocast is on", "global module hooks are registered, which a fused program would not call"} <= set(
         guard["misses"]
     )
     assert_alike(original, cnn, inputs)

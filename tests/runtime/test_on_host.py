@@ -115,12 +115,12 @@ def test_a_miss_brings_them_back_once_and_says_so(called, inputs):
     "need, reason",
     [
         (lambda m, x: m(x).sum().backward(), "a call runs the original forward"),
-        (lambda m, x: m(x.to(memory_format=torch.channels_last)), "weights are to be prepared for inputs of another"),
+        (lambda m, x: m(x.to(memory_format=torch.channels_last)), "inputs with a new layout read them"),
         (lambda m, x: kfconvert.export(m, x), "it is exported"),
         (lambda m, x: torch.jit.trace(m, x), "a compiler reads them"),
         (lambda m, x: torch.compile(m, backend="eager")(x), "a compiler reads them"),
         (lambda m, x: copy.copy(m), "a shallow copy"),
-        (lambda m, x: small_models.convert(m, inplace=True, example_inputs=x), "it is converted anew"),
+        (lambda m, x: small_models.convert(m, inplace=True, example_inputs=x), "the model is being converted again"),
     ],
     ids=["gradients", "layout", "export", "trace", "compile", "copy", "convert"],
 )
@@ -142,7 +142,7 @@ def test_a_part_that_is_called_by_itself_brings_them_back():
     assert on_host(moved(model))
     inputs = {"hidden_states": torch.randn(2, 7, 32)}
     part, other = (each.bert.encoder.layer[0].intermediate for each in (model, original))
-    with pytest.warns(RuntimeWarning, match="a part of it is called by itself"):
+    with pytest.warns(RuntimeWarning, match="a submodule was called on its own"):
         torch.testing.assert_close(call(part, inputs), call(other, inputs), rtol=1e-3, atol=1e-3)
 
 
@@ -189,14 +189,14 @@ def test_changes_of_what_has_moved_are_errors(called, inputs):
     moved(called)
     assert called.to("cpu") is called  # it is there
     called.bn1.running_mean.add_(1)
-    with pytest.raises(FrozenError, match="a weight or buffer of it was replaced or written"):
+    with pytest.raises(FrozenError, match="a weight or buffer was replaced or written"):
         for _ in range(200):
             call(called, inputs)
 
 
 def test_it_must_have_been_called():
     model = small_models.converted(small_models.cnn)
-    with pytest.raises(FrozenError, match="nothing is derived from the weights of CNN yet: call it"):
+    with pytest.raises(FrozenError, match="no program of CNN has run yet: call it"):
         moved(model)
     call(model, small_models.inputs_of(model))
     assert on_host(moved(model))

@@ -1,4 +1,4 @@
-"""Whether a program still computes what the original forward does, see ``Ledger.refresh``."""
+"""Compares a program with the original forward, see ``Ledger.refresh``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...inputs import build
 from ..recording.variant import Variant
 from .original_forwards import originals
 
-# The largest error that is taken for rounding, relative to the largest value of an output.
+# The largest error that counts as rounding, relative to the largest value of an output.
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 _OF_HALF_TYPES = 5e-2
 
 
 def differs(variant: Variant, model: nn.Module) -> bool:
-    """Whether the program of ``variant`` computes other outputs than the original forward of ``model`` for random
+    """Whether the program of ``variant`` and the original forward of ``model`` compute different outputs for random
     inputs of the example's shapes; False where it draws random numbers, writes to its inputs or takes a cache."""
     region = variant.region
     if region.example is None or region.is_random or region.has_effects or region.has_caches or region.communicates:
@@ -30,7 +30,7 @@ def differs(variant: Variant, model: nn.Module) -> bool:
         try:
             with originals():
                 expected, _ = region.flat_outputs(model, given[0])
-        except Exception:  # the model's code may not take random inputs
+        except Exception:  # the model's code may reject random inputs
             return False
         actual = variant.program.run(given[1])
     return not all(map(_is_close, actual, expected))

@@ -1,4 +1,4 @@
-"""What torch.compile, torch.export and torch.jit.trace get of a converted model: the original forward, and one warning.
+"""Compiled or traced calls of a converted model: they use the original forward, and cause one warning.
 
 A compiled program of fused operators was slower than both the converted model and the compiled original in every row of
 ``benchmarks/RESULTS.md``. Only ``kfconvert.export`` traces the program.
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 class ScriptingError(AttributeError):
-    """A converted model was given to ``torch.jit.script``; the message says in one line what to do instead."""
+    """A converted model was passed to ``torch.jit.script``; the message names the alternative in one line."""
 
 
 def traced_here() -> bool:
-    """Whether torch.compile, torch.export or torch.jit.trace traces the calls of this very thread.
+    """Whether torch.compile, torch.export or torch.jit.trace traces the calls of this thread.
 
     ``torch.compiler.is_compiling()`` is true in all threads while one exports, as every conversion does.
     """
     if not (torch.compiler.is_compiling() or torch._C._get_tracing_state()):
         return False
-    # While Dynamo traces this function, it knows that this is true, and so does not trace the last line.
+    # Dynamo evaluates this to True while it traces the function, and so does not trace the last line.
     if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state():
         return True
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def traced(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The outputs of a call that is traced."""
+    """Return the outputs of a traced call."""
     if torch.compiler.is_dynamo_compiling():
         _prepare_original(id(guarded))
     elif torch._C._get_tracing_state():
@@ -60,13 +60,13 @@ def traced(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 @torch.compiler.assume_constant_result
 def _prepare_original(address: int) -> None:
-    """``_warn`` for the guarded forward at ``address``: before torch 2.12, Dynamo passes no objects to functions whose
-    result it takes for a constant, but their ``id()``, on which it then guards."""
+    """Call ``_warn`` for the guarded forward at ``address``: before torch 2.12, Dynamo passes objects to functions
+    with constant results as their ``id()``, and guards on it."""
     _warn(ctypes.cast(address, ctypes.py_object).value)
 
 
 def _warn(guarded: GuardedForward) -> None:
-    """Warn once a model that its original is traced. In train mode the original runs in any case."""
+    """Warn once per model that a compiler traces its original forward. Train mode runs the original anyway."""
     if guarded.frozen is not None:
         guarded.frozen.bring_back("a compiler reads them")
     if not (originals_wanted() or guarded.model.training):
@@ -86,7 +86,7 @@ def _untraced() -> Iterator[None]:
 
 
 class Notice:
-    """The warnings that compilers of one model cause, each given once."""
+    """The warnings of one model about compilers, each given once."""
 
     def __init__(self, model: str):
         self.model, self.given, self.given_for_inference = model, False, False
@@ -116,10 +116,10 @@ class Notice:
 
 
 def refuse_scripting() -> NoReturn:
-    """Called in place of the globals of a guarded forward, which ``torch.jit.script`` asks for first.
+    """Raise on behalf of the globals of a guarded forward, which ``torch.jit.script`` reads first.
 
     Raises:
-        ScriptingError: always; as an AttributeError it tells others who ask that there is no such attribute.
+        ScriptingError: always; as an AttributeError it means for other callers that the attribute does not exist.
     """
     raise ScriptingError(
         "torch.jit.script cannot compile the forward of a converted model: script the original model instead"

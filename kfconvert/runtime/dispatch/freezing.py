@@ -1,4 +1,4 @@
-"""Frozen models: a call checks a sample of the model's state, and all of it once in some calls."""
+"""Frozen models: each call checks a sample of the model's state, and one call in many checks all of it."""
 
 from __future__ import annotations
 
@@ -14,44 +14,43 @@ from ..recording.program import Program
 from .on_host import OnHost, anchor_of, only_of_original
 
 _Model = TypeVar("_Model", bound=nn.Module)
-# After so many calls everything that an unfrozen model checks in each call is checked once.
+# After so many calls, one call runs all checks of an unfrozen model.
 LOOK_EVERY = 100
 
 
 class FrozenError(RuntimeError):
-    """A frozen model was changed, or a model cannot be frozen. The message says why."""
+    """A frozen model was changed, or a model cannot be frozen. The message gives the reason."""
 
 
 def freeze(model: _Model, originals: str | None = None) -> _Model:
-    """Promise that weights, modules, attributes and code of a converted ``model`` do not change; returns ``model``.
+    """Freeze the weights, modules, attributes and code of a converted ``model``; returns ``model``.
 
-    A call then checks its arguments, the modes and switches of the process (gradients, autocast, default dtype and
-    device, global module hooks, active modes), the mode of the model and its first parameter. Calls that the program
-    does not serve run the original forward as before.
+    A call then checks its arguments, the mode of the model and its first parameter. It also checks the modes and
+    switches of the process: gradients, autocast, default dtype and device, global module hooks, active modes. Calls
+    without a matching program run the original forward as before.
 
     A change raises :class:`FrozenError`. At once: ``kfconvert_refresh()``. At the next call: train mode, and a first
     parameter that was replaced, moved, cast or written, as every step of an optimizer and ``load_state_dict()`` do.
-    Within 100 calls: any other change that an unfrozen model detects; until then a call may compute with both the old
-    and the new state. An original forward may write attributes, such as a table for another image size: later calls
-    run the original forward until these are as they were.
+    Within 100 calls: any other change that an unfrozen model detects; until then a call may mix the old and the new
+    state. An original forward may write attributes, such as a table for another image size: later calls run the
+    original forward until the attributes have their former values.
 
-    ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` stay; under "frozen", the latter has the bytes that
-    are stored in host memory. A deep copy is a converted model that is not frozen, and so is a loaded one. A model in
-    which nothing was fused stays as it is.
+    ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` still work; under "frozen", the latter has the number
+    of bytes in host memory. Deep copies and loaded models are converted, but not frozen. A model without fusions does
+    not change.
 
     Args:
-        model: a model that was converted, in eval mode.
-        originals: with "cpu", the parameters and buffers that only the original forward needs move to host memory:
-            those of which the program has folded or packed copies, and those that it does not read. They stay the same
-            objects. The first tensor of the model stays on its device, so that ``model.device`` does. Call the model
-            before with inputs like those that will come. A call that the program does not serve, gradients, a new
-            layout of images, compilers and ``copy.copy`` move them back, with one warning; ``freeze`` may be called
-            again then. Nothing moves where the model is on the CPU, or was converted in parts only. No other thread
-            may call the model meanwhile.
+        model: a converted model in eval mode.
+        originals: with "cpu", parameters and buffers that only the original forward needs move to host memory: the
+            program has folded or packed them, or does not read them. They stay the same objects. The
+            first tensor of the model stays on its device, so ``model.device`` does not change. Call the model on
+            typical inputs before. A call without a matching program, gradients, a new layout of images, compilers and
+            ``copy.copy`` move the tensors back, with one warning; then ``freeze`` may be called again. Nothing moves
+            where the model is on the CPU, or was converted in parts only. No other thread may call the model then.
 
     Raises:
         FrozenError: the model has changed since its conversion, is in train mode, was unpickled, or, with
-            ``originals``, was not called yet.
+            ``originals``, has not been called.
         ValueError: it was not converted, or ``originals`` is neither None nor "cpu".
     """
     if originals not in (None, "cpu"):
@@ -77,14 +76,14 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
 
 
 class Frozen:
-    """What the guarded forwards of one frozen model share."""
+    """The state that the guarded forwards of one frozen model share."""
 
     def __init__(self, model: nn.Module):
         self.name = type(model).__name__
         self.on_host: OnHost | None = None
-        # How many calls ran an original forward, which may write attributes of the model.
+        # The number of calls that ran an original forward, which may write attributes of the model.
         self.originals = 0
-        # How often tensors have got other memory from here.
+        # The number of times that this object has moved tensors.
         self.moves = 0
         # Training, loading and swapping weights always touch every parameter, so checking the first is enough.
         places = ((m._parameters, key) for m in model.modules() for key, p in m._parameters.items() if p is not None)
@@ -94,11 +93,11 @@ class Frozen:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that lie in the memory of the host and not on the device."""
+        """The number of bytes in host memory instead of on the device."""
         return 0 if self.on_host is None else self.on_host.bytes
 
     def sampled_change(self) -> str | None:
-        """How the first parameter of the model has changed; most calls check no other one."""
+        """Describe a change of the model's first parameter; most calls check no other one."""
         if self._store.get(self._key) is not self._sample:
             return "its first parameter was replaced"
         return "its first parameter was written, moved or cast" if self._kind_of_sample() != self._kind else None
@@ -108,35 +107,35 @@ class Frozen:
         return () if sample is None else (_version(sample), sample.dtype, sample.device)
 
     def refused(self, change: str) -> FrozenError:
-        """What is raised for a ``change``."""
+        """Return the error for a ``change``."""
         change = change.removesuffix("; convert it again")
         return FrozenError(
             f"{self.name} was frozen by kfconvert.freeze, which promises that it does not change: {change}. "
-            "copy.deepcopy of it gives a model that may change."
+            "copy.deepcopy returns a model that may change."
         )
 
     def to_host(self, model: nn.Module, programs: Sequence[Program], host: torch.device) -> None:
-        """Move what none of the ``programs``, which serve the model as a whole, reads to ``host``.
+        """Move the tensors that none of ``programs``, the programs of the whole model, reads to ``host``.
 
         Raises:
-            FrozenError: none of them has run yet.
+            FrozenError: no program has run yet.
         """
         if self.host_bytes:
             return
         anchor = anchor_of(model)
         if not any(program.kept_plans() for program in programs):
             raise FrozenError(
-                f"nothing is derived from the weights of {self.name} yet: call it with inputs like those that will "
-                "come, under torch.no_grad(), before its originals are moved"
+                f"no program of {self.name} has run yet: call it on typical inputs under torch.no_grad() before its "
+                "originals are moved"
             )
         for program in programs:
-            program.clear()  # what was noted while plans were made keeps the memory of weights
+            program.clear()  # records of planning keep the memory of weights
         if anchor is not None:
             self.on_host = OnHost(only_of_original(model, programs), anchor, host)
             self.moves += 1
 
     def bring_back(self, reason: str) -> None:
-        """Put what lies in the memory of the host back onto the device, as it is needed: ``reason`` tells for what."""
+        """Move tensors from host memory back to the device; the warning gives the ``reason``."""
         if not self.host_bytes or self.on_host is None:
             return
         size = self.host_bytes
@@ -150,12 +149,12 @@ class Frozen:
             )
 
     def __reduce__(self):
-        # Copies and pickles of a frozen model are not frozen, and all their tensors lie on one device.
+        # Copies and pickles of a frozen model are not frozen, and all their tensors are on one device.
         return _thawed, (self.on_host,)
 
 
 class Noted:
-    """The tensors that a program reads, as they were when this was made. Raises UnfitTensors where one was removed."""
+    """The tensors that a program reads, as recorded by the constructor. Raises UnfitTensors where one was removed."""
 
     def __init__(self, program: Program):
         self._program, self._tensors = program, program.tensors()
@@ -163,8 +162,8 @@ class Noted:
         self._unchanged = program.unchanged()
 
     def holds(self, moved: bool) -> bool:
-        """Whether they are the same, neither written nor, unless they were ``moved``, elsewhere, as far as that leaves
-        a trace. Raises as the constructor."""
+        """Whether they are the same tensors without detectable writes and, unless they were ``moved``, at the same
+        addresses. Raises as the constructor."""
         tensors = self._program.tensors()
         if not moved:
             return self._unchanged.holds_for(tensors)
@@ -173,7 +172,7 @@ class Noted:
 
 
 def _thawed(_: None) -> None:
-    """In place of a Frozen in copies: OnHost has put the tensors back already."""
+    """Return None, which replaces a Frozen in copies: OnHost has already moved the tensors back."""
 
 
 def _version(tensor: Tensor | None) -> int:

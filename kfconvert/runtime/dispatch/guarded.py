@@ -35,30 +35,29 @@ from .original_forwards import originals_wanted
 from .recompute import needs_gradient
 from .shallow_copy import StateForCopies
 
-# Misses are counted under so many different reasons at most: a reason may name sizes of arguments, of which there is no
-# end.
+# The maximum number of distinct reasons for misses: a reason may contain argument sizes, which are unbounded.
 MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
-# Why a call of a model, or of a part of it, that is in train mode misses. Nothing else is looked at then.
+# The reason for a miss of a model or part in train mode. No other check runs then.
 IN_TRAINING = "the model is in train mode"
-# Why a call misses for whose form there is no program, as nothing of it is fused.
+# The reason for a miss of a call form without a program, because it has no fusions.
 NOTHING_FUSED = "nothing is fused in calls with these arguments"
-# Why a call misses whose program ``Ledger.refresh`` has dropped.
+# The reason for a miss after ``Ledger.refresh`` has dropped the program.
 DROPPED = "kfconvert_refresh found outputs that differ from the original's; convert it again"
-# A part is switched off once its guard has refused so many calls for their arguments, and more than it has served.
+# A part is switched off once its guard has refused so many calls for their arguments, and more calls than it served.
 MOST_MISFITS = 32
-# The dicts of its own that a module has, which it shares with whoever takes over its attributes.
+# The dicts of a module that are shared when its attributes are copied to another object.
 _STORES = ("_parameters", "_buffers", "_modules")
 
 
 class GuardedForward:
-    """Stands as ``forward`` in the instance dict of a converted model, or of a part that was captured on its own.
+    """The ``forward`` in the instance dict of a converted model, or of a part that was captured separately.
 
-    A call whose arguments and model state pass the guard of one of ``variants`` runs its program; any other runs
-    the original forward, is counted by reason, and warned about once a model.
+    A call that passes the guard of one of ``variants`` runs its program. Any other call runs the original forward, is
+    counted by reason, and causes one warning per model.
     """
 
-    __name__ = "forward"  # as a method has it
+    __name__ = "forward"  # like a method
 
     def __init__(
         self,
@@ -71,44 +70,43 @@ class GuardedForward:
     ):
         self._model = WeakModule(model)
         self.path, self.notices, self.graphs = path, notices, graphs
-        # A forward that somebody has put on the instance before, if any, stays the original one.
+        # A forward that was set on the instance earlier stays the original one.
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
-        # Of all call forms that were captured, in their order; ``variants`` are those that serve calls.
+        # All captured call forms in order; ``variants`` has only forms that serve calls.
         self.regions = [variant.region for variant in variants]
         self._unfused = [variant.region.call for variant in variants if not variant.serves]
-        self._dropped: list[CallForm] = []  # by ``drop_differing``
+        self._dropped: list[CallForm] = []  # see ``drop_differing``
         variants = [variant for variant in variants if variant.serves]
         self.variants = variants
         self._by_spelling: dict[tuple, list[Variant]] = {}
-        # How the last call was spelled that a program served, and by which variant.
+        # The spelling of the last call that a program served, and its variant.
         self._last: tuple[tuple, Variant] | None = None
-        # While a model is being unpickled it is still empty; there are no variants then, so that its state does not
-        # matter.
+        # During unpickling the model is still empty and has no variants, so that its state does not matter.
         reads = {read for variant in variants for read in variant.region.reads}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
         unread = {slot for variant in variants for slot in variant.region.unread}
-        # None without variants; only the methods that also run without variants check for that.
+        # None without variants; only methods that also run without variants check for None.
         looks = any(ELEMENTS in variant.region.asked for variant in variants)
         self.state: ModelState = (
             ModelState(model, reads, slots, unread, looks, codes) if variants else None  # type: ignore[assignment]
         )
         self.stale = False
-        # What the model was frozen by; the calls since everything was looked at; what the tensors of the programs were
-        # then, after how many moves.
+        # The freeze of the model; the calls since the last full check; the tensors of the programs at that check, and
+        # the number of moves by then.
         self.frozen: Frozen | None = None
         self._unlooked = 0
-        self._originals = 0  # that had run when everything was as it was
+        self._originals = 0  # the count at the last full check
         self._noted: tuple[int, list[Noted]] = (0, [])
-        # Of a part: whether looking at its calls has cost more than it was good for, see ``MOST_MISFITS``.
+        # Of a part: whether its checks have cost more than they saved, see ``MOST_MISFITS``.
         self.is_off: bool = False
-        # In kfconvert.export: what torch.export traces in place of the original forward.
+        # In kfconvert.export: replaces the original forward for torch.export.
         self.exported: Callable[[tuple, dict[str, Any]], Any] | None = None
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
     @property
     def model(self) -> nn.Module:
-        """The model or part whose forward this is. Raises ReferenceError where it is gone."""
+        """The model or part with this forward. Raises ReferenceError where it no longer exists."""
         return self._model()
 
     def is_alive(self) -> bool:
@@ -117,7 +115,7 @@ class GuardedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and self._model.refers_to(args[0]):
-            args = args[1:]  # it was bound to the model once more, as a function of its class would have to be
+            args = args[1:]  # it was bound to the model again, like a function of a class
         if traced_here():
             return traced(self, args, kwargs)
         caller = _called_module(sys._getframe(1))
@@ -134,8 +132,8 @@ class GuardedForward:
         if self._last is not None and reason is None and self.frozen is None:
             ahead = self._launch_ahead(spelling, args, kwargs)
         if self.frozen is not None:
-            if self.path:  # programs of parts may read what that of the model does not
-                self.frozen.bring_back("a part of it is called by itself")
+            if self.path:  # programs of parts may read tensors that the model's does not
+                self.frozen.bring_back("a submodule was called on its own")
             reason = self._frozen_refusal(self.frozen) or reason
         else:
             reason = reason or self.state_refusal()
@@ -157,35 +155,35 @@ class GuardedForward:
                 if self.frozen is not None:
                     self._look(self.frozen)  # a change may be the cause
                 refusal = str(error)
-            # If a variant takes this call form, its refusal says more than that of a variant which takes another.
+            # The refusal of a variant with this call form is more specific.
             reason = refusal if leaves is not None else reason
         self._misfits += 1
         self.is_off = bool(self.path) and self._misfits >= max(MOST_MISFITS, self.hits)
         return self._missed(reason or self._no_program(args, kwargs), args, kwargs)
 
     def _no_program(self, args: tuple, kwargs: dict[str, Any]) -> str:
-        """Why no variant takes these arguments."""
+        """The reason why no variant takes these arguments."""
         if any(call.leaves(args, kwargs) is not None for call in self._unfused):
             return NOTHING_FUSED
         dropped = any(call.leaves(args, kwargs) is not None for call in self._dropped)
         return DROPPED if dropped else self.other_form()
 
     def _has_copy(self, module: nn.Module) -> bool:
-        """Whether ``module`` has the attributes of this model, as DataParallel makes replicas, or as somebody puts the
-        whole ``__dict__`` into another object: it then runs the forward of its own class. If not, somebody has assigned
-        this forward to it, and the forward still runs its own model, as does one that was put on the instance."""
+        """Whether ``module`` has the attributes of this model, like replicas of DataParallel or an object that received
+        the whole ``__dict__``: it then runs its class's forward. Otherwise this forward was assigned to it,
+        and still runs its own model, like a forward that was set on the instance."""
         if self.own_forward is not None:
             return False
         mine, others = vars(self.model), vars(module)
         return "_is_replica" in others or any(others.get(name) is mine[name] for name in _STORES)
 
     def refusal_of(self, variant: Variant, leaves: list[Any]) -> str | None:
-        """Why ``variant`` cannot serve a call with these flat arguments by its program as it is now, or is none of this
+        """The reason why ``variant`` cannot serve a call with these flat arguments now, or does not belong to this
         model; None where it can."""
         if not any(each is variant for each in self.variants):
             return self.other_form()
         if self.is_off or transformed() or originals_wanted() or traced_here():
-            return "it is to run its original forward"
+            return "the original forward was requested"
         if self.frozen is not None:
             reason = self._frozen_refusal(self.frozen) or onlooker()
         else:
@@ -198,17 +196,17 @@ class GuardedForward:
             return str(error)
 
     def state_refusal(self) -> str | None:
-        """Why the model as it is now must run its original forward; None where a program may serve it."""
+        """The reason why the model must run its original forward now; None where a program may serve."""
         if self.state is None:
             return self.other_form()
         reason = self.state.refusal()
-        # Weights may have been written around a change of the mode without a trace in them.
+        # Weights may have been written without a trace before or after the change of the mode.
         if self.state.announced:
             self.stale, self.state.announced = True, False
         return reason
 
     def freeze(self, frozen: Frozen) -> None:
-        """Take the model for what it is now. Raises UnfitTensors."""
+        """Freeze the current state of the model. Raises UnfitTensors."""
         if self.stale or self.state.announced:
             self.refresh()
         self._last = None
@@ -219,11 +217,11 @@ class GuardedForward:
         self.frozen, self._originals = frozen, frozen.originals
 
     def _frozen_refusal(self, frozen: Frozen) -> str | None:
-        """Why a frozen model must run its original forward, None where a program may serve it. Once an original forward
-        has run, which may have written attributes, it is looked until all is as it was.
+        """The reason why a frozen model must run its original forward, None where a program may serve it. An original
+        forward may have written attributes: after it, every call runs all checks until the state is restored.
 
         Raises:
-            FrozenError: a call sees that the model has changed since it was frozen.
+            FrozenError: the call detects that the model has changed since it was frozen.
         """
         change = "it is in train mode" if self.model.training else frozen.sampled_change()
         if change is not None:
@@ -239,19 +237,19 @@ class GuardedForward:
         return self.state.circumstance()
 
     def _look(self, frozen: Frozen) -> None:
-        """Raises FrozenError where anything that is watched has changed since the model was frozen."""
+        """Raises FrozenError where any watched value has changed since the model was frozen."""
         change = self.state.change() or self._written(frozen)
         if change is not None:
-            self._unlooked = LOOK_EVERY  # so that the next call looks again
+            self._unlooked = LOOK_EVERY  # so that the next call checks again
             raise frozen.refused(change)
         self._unlooked = 0
 
     def _written(self, frozen: Frozen) -> str | None:
-        """What shows that a tensor was replaced, moved or written since it was last looked."""
+        """Describe a tensor that was replaced, moved or written since the last check."""
         moves, noted = self._noted
         try:
             if not all(each.holds(moves != frozen.moves) for each in noted):
-                return "a weight or buffer of it was replaced or written"
+                return "a weight or buffer was replaced or written"
             if moves != frozen.moves:
                 self._note(frozen)
         except UnfitTensors as error:
@@ -262,8 +260,8 @@ class GuardedForward:
         self._noted = frozen.moves, [Noted(variant.program) for variant in self.variants]
 
     def candidates(self, spelling: tuple) -> list[Variant]:
-        """The variants that may serve calls with so many positional arguments and these keywords, those with the most
-        arguments first; those with fewer serve calls in which some arguments are None."""
+        """Return the variants for calls with so many positional arguments and these keywords, longest first; shorter
+        ones serve calls in which some arguments are None."""
         try:
             return self._by_spelling[spelling]
         except KeyError:
@@ -276,7 +274,7 @@ class GuardedForward:
             return found
 
     def _launch_ahead(self, spelling: tuple, args: tuple, kwargs: dict[str, Any]) -> Ahead | None:
-        """What a GPU can begin with while it is looked whether this call is one like the last."""
+        """Launch on the GPU while the host checks whether this call is like the last one."""
         last, self._last = self._last, None
         if last is None or last[0] != spelling or not self.graphs.enabled or torch.is_grad_enabled():
             return None
@@ -296,8 +294,8 @@ class GuardedForward:
             parameters: list[torch.Tensor] = [t for store, key in places if (t := store.get(key)) is not None]
             wanted = needs_gradient(parameters, leaves)
             if not wanted and self.state.asks_for_gradients:
-                # Such as torch.is_grad_enabled(), which says more than what is wanted.
-                return self._missed(f"its code asks for {self.state.asks_for_gradients}, under grad mode", args, kwargs)
+                # For example torch.is_grad_enabled(), which may be true without such tensors.
+                return self._missed(f"the code reads {self.state.asks_for_gradients} in grad mode", args, kwargs)
         if not wanted:
             drawn = random_states(variant.program.tensors()) if variant.region.is_random else None
             try:
@@ -310,7 +308,7 @@ class GuardedForward:
             self.hits += 1
             return variant.region.outputs.put_together(flat, passed)
         if self.frozen is not None and self.frozen.host_bytes:
-            return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
+            return self._missed("the call requires gradients, and weights are in host memory", args, kwargs)
         model = self.model
         call = GradientCall(variant, self.state, model, partial(self._original_of, model), parameters, leaves)
         reason = call.refusal()
@@ -321,14 +319,14 @@ class GuardedForward:
         return variant.region.outputs.put_together(recorded, passed)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward that the model had before the conversion."""
+        """Run the forward that the model had before the conversion."""
         return self.forward_of(self.model)(*args, **kwargs)
 
     def _original_of(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return self.forward_of(model)(*args, **kwargs)
 
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
-        """As ``original``, of the ``model`` whose forward this is; to be called at once."""
+        """As ``original``, for ``model``, which has this forward; call the result at once."""
         if self.frozen is not None:
             self.frozen.originals += 1
             self.frozen.bring_back("a call runs the original forward")
@@ -336,17 +334,17 @@ class GuardedForward:
 
     @property
     def __code__(self):
-        """That of the original forward: torch.export reads the names of the arguments from it."""
+        """The code of the original forward: torch.export reads the argument names from it."""
         return type(self.model).forward.__code__
 
     @property
     def __globals__(self):
-        """Asked for by torch.jit.script, which cannot compile this."""
+        """Raise for torch.jit.script, which cannot compile this."""
         refuse_scripting()
 
     def refresh(self) -> None:
         if self.frozen is not None:
-            raise self.frozen.refused("what is derived from weights is to be prepared anew")
+            raise self.frozen.refused("kfconvert_refresh() would prepare derived weights again")
         for variant in self.variants:
             variant.program.clear()
         if self.state is not None:
@@ -354,7 +352,7 @@ class GuardedForward:
         self.stale = False
 
     def drop_differing(self) -> None:
-        """Drop the variants whose programs compute other outputs than the original forward."""
+        """Drop the variants whose programs compute different outputs than the original forward."""
         if self.state is None or self.model.training or self.state_refusal() is not None:
             return
         for variant in [each for each in self.variants if differs(each, self.model)]:
@@ -377,16 +375,16 @@ class GuardedForward:
         self.is_off = False
 
     def other_form(self) -> str:
-        """Why no variant serves a call, where none takes its arguments."""
+        """The reason why no variant serves a call, where none takes its arguments."""
         if not self.variants:
             return "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
         forms = " or ".join(dict.fromkeys(f"({', '.join(each.region.call.names)})" for each in self.variants))
         return f"the call has other arguments than {forms}"
 
     def _note_training(self) -> None:
-        """Count a call in train mode, and tell of it if it is the first or somebody wants to know. There may be
-        hundreds of parts, each with such a call in every step."""
-        self.stale = True  # weights may be written in training without a trace in them
+        """Count a call in train mode, and report it if it is the first or has a listener. Hundreds of parts may each
+        have such a call in every step."""
+        self.stale = True  # training may write weights without a trace
         count = self.misses[IN_TRAINING] = self.misses.get(IN_TRAINING, 0) + 1
         if count == 1 or self.notices.on_miss.is_wanted:
             self.notices.tell(self.path, IN_TRAINING, count == 1, True, stacklevel=5)
@@ -398,7 +396,7 @@ class GuardedForward:
         return self.original(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
+        # Programs depend on traced graphs, which cannot be pickled, unlike the weights and the class of the model.
         given: tuple[Any, ...] = (self.model, [], self.path, self.notices, self.graphs)
         return {"given": given, "own_forward": self.own_forward, "frozen": self.frozen}
 
@@ -414,14 +412,14 @@ class GuardedForward:
 
 
 def _brings_back(frozen: Frozen) -> Callable[[], None]:
-    return lambda: frozen.bring_back("weights are to be prepared for inputs of another kind")
+    return lambda: frozen.bring_back("inputs with a new layout read them")
 
 
 _MODULE_SOURCE = nn.Module._call_impl.__code__.co_filename
 
 
 def _called_module(frame: Any) -> nn.Module | None:
-    """The module whose ``__call__`` runs in ``frame``, None for any other caller of its forward."""
+    """The module whose ``__call__`` runs in ``frame``, None for other callers of its forward."""
     return frame.f_locals.get("self") if frame.f_code.co_filename == _MODULE_SOURCE else None
 
 
@@ -431,17 +429,16 @@ def install(
     graphs: CudaGraphs | None = None,
     codes: Codes | None = None,
 ) -> Ledger:
-    """Give the submodules of ``model`` named in ``variants`` ("" is the model itself) their guarded forwards, where one
-    of their variants serves calls, and the model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays.
+    """Install the guarded forwards of the submodules named in ``variants`` ("" is the model itself) that have a variant
+    in use, and ``kfconvert_info()`` and ``kfconvert_refresh()`` on the model. Nothing else changes.
 
     Args:
         graphs: decides which calls are recorded; none are by default.
-        codes: the code behind the model, as far as that is known already, as it was when the programs were found to be
-            right.
+        codes: the code behind the model as far as it is known, in the state in which the programs were validated.
     """
     notices, graphs = MissNotices(model), graphs or CudaGraphs(type(model).__name__)
     ledger, codes = Ledger({}, notices, graphs), codes or Codes()
-    # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
+    # Inner modules first: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         if not any(variant.serves for variant in variants[path]):
             continue
@@ -455,12 +452,12 @@ def install(
 
 
 def uninstall(model: nn.Module) -> None:
-    """Give ``model`` and its submodules their own forwards back; a model that was not converted stays as it is."""
+    """Restore the original forwards of ``model`` and its submodules; a model that was not converted does not change."""
     for module in model.modules():
         guarded = guarded_forward(module)
         if guarded is not None:
             if guarded.frozen is not None:
-                guarded.frozen.bring_back("it is converted anew")
+                guarded.frozen.bring_back("the model is being converted again")
             del module.__dict__["forward"]
             if guarded.own_forward is not None:
                 module.__dict__["forward"] = guarded.own_forward

@@ -1,4 +1,4 @@
-"""What a converted model tells about itself: its statistics, its counters of calls, and whom it tells of misses."""
+"""The statistics of a converted model, its call counters, and the reports of its misses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class MissNotices:
-    """Who is told of misses, whichever of a model's guarded forwards has missed: one warning a model, the logger, and
-    the user's own function. ``silent``: nobody is, as long as a conversion makes the calls."""
+    """Reports the misses of all guarded forwards of a model: one warning per model, the logger, and the user's
+    function. ``silent`` disables all reports while a conversion makes the calls."""
 
     def __init__(self, model: nn.Module):
         self.model_name = type(model).__name__
@@ -29,16 +29,16 @@ class MissNotices:
         self.compilers = Notice(self.model_name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, and what was pickled, tells of its own first miss."""
+        """Return a state without reports: a copy or unpickled model reports its first miss again."""
         return vars(self) | {"_warned": False}
 
     def reset(self) -> None:
-        """As if nobody had been told of anything."""
+        """Forget all earlier reports."""
         self.silent = self._warned = False
 
     def tell(self, path: str, reason: str, is_new: bool, is_expected: bool, stacklevel: int) -> None:
-        """Tell of a miss of the module ``path``. ``is_new``: none of its calls has missed for this reason before;
-        ``is_expected``: everybody expects it, as in train mode, so that nobody is warned."""
+        """Report a miss of the module ``path``. ``is_new``: the first miss of the module with this reason;
+        ``is_expected``: an expected miss, as in train mode, which causes no warning."""
         if self.silent:
             return
         name = self.model_name + (f".{path}" if path else "")
@@ -56,7 +56,7 @@ class MissNotices:
 
 
 class Generates(Protocol):
-    """What a ledger asks of the ``generate`` of a converted model."""
+    """The interface that a ledger uses of the ``generate`` of a converted model."""
 
     def info(self) -> dict[str, Any]: ...
 
@@ -64,29 +64,28 @@ class Generates(Protocol):
 
 
 class Ledger:
-    """What a converted model answers about itself: its statistics, and the counters of its guarded forwards.
+    """The statistics of a converted model, and the counters of its guarded forwards.
 
-    ``guarded``: the guarded forward of each captured module by its path; "" is the model itself. ``graphs``: the CUDA
-    graphs that they are run by.
+    ``guarded``: the guarded forward of each captured module by its path; "" is the model itself. ``graphs``: their
+    CUDA graphs.
     """
 
     def __init__(self, stats: dict[str, Any], notices: MissNotices, graphs: CudaGraphs):
         self.stats, self.notices, self.graphs = stats, notices, graphs
         self.guarded: dict[str, GuardedForward] = {}
-        # What stands as ``generate`` in the model, and counts its calls; None where its class's own does.
+        # The ``generate`` of the instance, which counts its calls; None where the model uses its class's method.
         self.generate: Generates | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the model does not contain a part that was taken out of it.
+        # A copy of the model does not contain a part that was removed from it.
         return {**self.__dict__, "guarded": {path: g for path, g in self.guarded.items() if g.is_alive()}}
 
     def info(self) -> dict[str, Any]:
-        """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
-        submodule that was captured on its own; under "switched_off" the paths of those that run their original forward
-        for good, as more calls had other arguments than they served; under "cuda_graphs" the recordings there are now;
-        under "generate" None or how many of its calls were decoded on a static cache, and why
-        others were not; under "frozen" None or, once it was frozen, ``host_bytes``: the bytes of it that lie in host
-        memory."""
+        """Return the conversion statistics. "guard" has hits, and misses by reason. "parts" has the same for each
+        separately captured submodule. "switched_off" has the paths of submodules that now always run their original
+        forward, as more calls had unsupported arguments than supported ones. "cuda_graphs" has the current recordings.
+        "generate" is None, or the number of its calls that were decoded on a static cache, and the reasons of the
+        others. "frozen" is None, or for a frozen model ``host_bytes``: its bytes in host memory."""
         frozen = next((g.frozen for g in self.guarded.values()), None)
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
         guard = counts.pop("", {"hits": 0, "misses": {}})
@@ -98,17 +97,17 @@ class Ledger:
             "generate": None if self.generate is None else self.generate.info(),
             "frozen": None if frozen is None else {"host_bytes": frozen.host_bytes},
         }
-        return type(self.stats)({**self.stats, **now})  # statistics may be of a class that notebooks show
+        return type(self.stats)({**self.stats, **now})  # its class may have a display for notebooks
 
     def refresh(self) -> None:
-        """Prepare everything derived from weights anew, and drop programs whose outputs differ from the original's.
+        """Prepare all derived weights again, and drop programs whose outputs differ from the original's.
 
-        Call it after a change that a converted model does not detect: weights written in ways that leave no trace in a
-        tensor, such as ``parameter.data.mul_(...)`` or ``parameter.detach().numpy()[:] = ...``, and Python state that
-        is fixed at conversion, such as globals that the forward reads. After calls in train mode, ``train()``,
-        ``eval()`` and steps of optimizers, what is derived from weights is prepared anew without it.
+        Call it after a change that a converted model does not detect. Examples are writes that leave no trace in a
+        weight (``parameter.data.mul_(...)``, ``parameter.detach().numpy()[:] = ...``), and changes of Python state that
+        is fixed at conversion (globals that the forward reads). Calls in train mode, ``train()``, ``eval()`` and
+        optimizer steps already cause derived weights to be prepared again.
 
-        Each program is run once beside the original forward, on random inputs of the example's shapes.
+        The method runs each program and the original forward once, on random inputs of the example's shapes.
         """
         for guarded in self.guarded.values():
             guarded.refresh()
@@ -116,8 +115,8 @@ class Ledger:
             guarded.drop_differing()
 
     def begin(self, check_weights: int) -> None:
-        """Hand the model over: what the conversion itself has done does not count. After every ``check_weights`` calls
-        the weights behind plans are compared with what they are now; 0 for never."""
+        """Hand the model over: counters start at zero after the conversion. After every ``check_weights`` calls, the
+        weights behind plans are compared with their current values; 0 for never."""
         self.reset_counters()
         for guarded in self.guarded.values():
             guarded.begin(check_weights)

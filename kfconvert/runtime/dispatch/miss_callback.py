@@ -1,4 +1,4 @@
-"""The function of a user's own that is told of misses."""
+"""The user's callback for misses."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-# Called with the reason of a miss, as ``kfconvert_info()`` counts it.
+# Receives the reason of a miss, as ``kfconvert_info()`` counts it.
 OnMiss = Callable[[str], Any]
 
 
 class MissCallback:
-    """Calls ``function`` for each miss of a model named ``model_name``; nothing where it is None.
+    """Calls ``function`` for each miss of a model named ``model_name``; does nothing where it is None.
 
-    An exception of it is warned about once, and the call that has missed goes on. While it runs, misses of its own
-    thread are not told: it may call the model. Copies of the model tell the same function; a pickle has none, as most
+    An exception in it causes one warning, and the call that missed continues. While it runs, misses of its thread are
+    not reported, as it may call the model. Copies of the model use the same function; pickles drop it, as most
     functions cannot be pickled.
     """
 
@@ -45,7 +45,7 @@ class MissCallback:
             self._warned = True
             warnings.warn(
                 f"kfconvert: on_miss of {self._model_name} raised {type(error).__name__}: {error}. "
-                "The call went on; further errors of it are not told.",
+                "The call continued; further errors are not reported.",
                 RuntimeWarning,
                 stacklevel=stacklevel + 1,
             )

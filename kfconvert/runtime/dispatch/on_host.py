@@ -1,4 +1,4 @@
-"""Tensors of a model that no program reads, in the memory of the host."""
+"""Tensors of a model that no program reads, in host memory."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
 class OnHost:
-    """Parameters and buffers, which stay the objects that they are, while their elements lie on ``host``.
+    """Parameters and buffers that stay the same objects while their elements are stored on ``host``.
 
-    Deep copies and pickles of this are None: they put the copies of the tensors onto the device of the copy of
-    ``anchor``, a tensor of the model that has stayed where it was.
+    Deep copies and pickles of this are None: they move the copied tensors to the device of the copy of ``anchor``, a
+    tensor of the model that was not moved.
     """
 
     def __init__(self, tensors: list[Tensor], anchor: Tensor, host: torch.device):
         self.bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
         self._tensors, self._anchor, self._lock = tensors, anchor, threading.Lock()
         if anchor.is_cuda:
-            torch.cuda.synchronize(anchor.device)  # calls on other streams may still be reading them
+            torch.cuda.synchronize(anchor.device)  # calls on other streams may still read them
         _move(tensors, host)
 
     def holds(self, tensor: Tensor) -> bool:
         return any(each is tensor for each in self._tensors)
 
     def bring_back(self) -> bool:
-        """Whether this call has brought them back: others, which come meanwhile, wait until they are."""
+        """Whether this call has moved the tensors back; concurrent calls wait until that is done."""
         with self._lock:
             tensors, self._tensors = self._tensors, []
             _move(tensors, self._anchor.device)
@@ -52,7 +52,7 @@ def _brought_back(tensors: list[Tensor], anchor: Tensor) -> None:
 
 
 def _move(tensors: list[Tensor], device: torch.device) -> None:
-    # Tensors that were made under inference_mode could not be written to outside of it.
+    # Tensors created under inference_mode cannot be written outside of it.
     with torch.inference_mode(False), torch.no_grad():
         values = [tensor.detach().to(device, copy=True) for tensor in tensors]
         if values:
@@ -60,15 +60,15 @@ def _move(tensors: list[Tensor], device: torch.device) -> None:
 
 
 def anchor_of(model: nn.Module) -> Tensor | None:
-    """The tensor by which people, and libraries, tell the device of ``model``; None where it has no tensor."""
+    """The tensor by which users and libraries determine the device of ``model``; None where it has no tensor."""
     return next(chain(model.parameters(), model.buffers()), None)
 
 
 def only_of_original(model: nn.Module, programs: Iterable[Program]) -> list[Tensor]:
-    """The parameters and buffers of ``model`` that none of the frozen ``programs``, which serve it, reads as they are.
+    """The parameters and buffers of ``model`` that none of the frozen ``programs``, which serve it, reads directly.
 
-    All but its first one, so that the model's device can still be told; and but those that share their memory, have
-    gradients, lie on another device, or are of a special kind.
+    The first tensor is excluded, as it determines the model's device. Tensors are also excluded that share memory, have
+    gradients, are on another device, or have a special type.
     """
     anchor = anchor_of(model)
     plans = [(program, each) for program in programs for each in program.kept_plans()]
@@ -93,7 +93,7 @@ def _may_move(tensor: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int] | None:
-    """Where the memory of ``tensor`` begins and ends; None where it has none of its own, as packed weights."""
+    """The start and end address of a tensor's memory; None where it has no memory, as packed weights."""
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -106,8 +106,8 @@ def _overlap(one: tuple[int, int], other: tuple[int, int] | None) -> bool:
 
 
 def tensors_within(values: Iterable[Any]) -> list[Tensor]:
-    """The distinct tensors that ``values`` hold: in containers, in closures and defaults of functions, in what these
-    are bound to, in modules, and in the attributes of objects of this package, of which plans are made."""
+    """The distinct tensors that ``values`` hold: in containers, in closures and defaults of functions, in their bound
+    objects, in modules, and in attributes of this package's objects, such as plans."""
     found: dict[int, Any] = {}
     pending = list(values)
     while pending:
@@ -141,5 +141,5 @@ def _closure(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # one that was not assigned yet
+        except ValueError:  # not assigned yet
             continue

@@ -1,4 +1,4 @@
-"""A switch by which converted models run their original forwards in one thread."""
+"""A switch that makes converted models run their original forwards in one thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def originals_wanted() -> bool:
 
 @contextmanager
 def originals() -> Iterator[None]:
-    """Within the block, converted models and their parts run their original forwards in this thread, uncounted."""
+    """Context manager that makes converted models run their original forwards in this thread, uncounted."""
     _originals.wanted += 1
     try:
         yield

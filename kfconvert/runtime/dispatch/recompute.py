@@ -1,8 +1,8 @@
-"""Gradients through a fused program: run it as it is, and compute the original again if backward is ever called.
+"""Gradients through a fused program: run it, and recompute the original if backward is called.
 
-People call models in eval mode without ``torch.no_grad()`` and never call backward; they get the fused speed. Those
-who do call backward get the gradients of the original forward, for the price of one more forward (as with
-activation checkpointing, Chen et al., arXiv:1604.06174).
+Many users call models in eval mode without ``torch.no_grad()`` and never call backward; they get the fused speed. A
+backward pass computes the gradients of the original forward, at the price of one more forward (as with activation
+checkpointing, Chen et al., arXiv:1604.06174).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ def needs_gradient(parameters: list[Tensor], leaves: list[Any]) -> bool:
 
 
 def is_connected(outputs: list[Any]) -> bool:
-    """Whether autograd's graph has one of ``outputs`` among what another was computed from: the gradient of the one
-    then includes a share that comes through the other, which separate outputs of one autograd function do not have."""
+    """Whether autograd's graph computes one of ``outputs`` from another. The gradient of the source then includes a
+    share through the other output, which separate outputs of one autograd function do not have."""
     ends = {output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None}
     return any(node in ends for node in autograd_nodes(node for end in ends for node, _ in end.next_functions))
 
 
 def has_reentrant_checkpoint(outputs: list[Any]) -> bool:
-    """Whether a checkpoint with ``use_reentrant=True`` is behind ``outputs``: it calls ``backward`` itself, and refuses
-    ``torch.autograd.grad``."""
+    """Whether ``outputs`` depend on a checkpoint with ``use_reentrant=True``, which calls ``backward`` itself and
+    rejects ``torch.autograd.grad``."""
     nodes = autograd_nodes(output.grad_fn for output in outputs if isinstance(output, Tensor))
     return any(node.name() == "CheckpointFunctionBackward" for node in nodes)
 
 
 def autograd_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Each of the ``nodes`` of autograd's graph, of which some may be None, and all that they lead to, once."""
+    """Each of the ``nodes`` of autograd's graph, of which some may be None, and all nodes that they lead to, once."""
     seen: set[Any] = set()
     pending = list(nodes)
     while pending:
@@ -58,8 +58,8 @@ def autograd_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Differentiable:
-    """What autograd does with a call: which of the flat ``outputs`` have a gradient, and which of the flat inputs
-    (``unsaved``) it does not keep for backward, so that they may be written in between."""
+    """Autograd's treatment of a call: which of the flat ``outputs`` have a gradient, and which flat inputs
+    (``unsaved``) it does not save, so that they may be written before backward."""
 
     outputs: tuple[bool, ...]
     unsaved: frozenset[int]
@@ -67,7 +67,7 @@ class Differentiable:
 
 @contextmanager
 def saved_memory() -> Iterator[set[Any]]:
-    """Within the block, what forwards save for backward is kept by no other hooks; the set collects where it lies."""
+    """Context manager that disables other saved-tensor hooks; the set collects the memory that forwards save."""
     found: set[Any] = set()
 
     def noted(tensor: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def saved_memory() -> Iterator[set[Any]]:
 
 
 def unsaved(leaves: list[Any], saved: set[Any]) -> frozenset[int]:
-    """Which of ``leaves`` are tensors that lie in no memory that was ``saved``."""
+    """The indices of tensors among ``leaves`` whose memory was not ``saved``."""
     tensors = ((index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.numel())
     return frozenset(index for index, leaf in tensors if memory_of(leaf) not in saved)
 
@@ -94,12 +94,11 @@ def run_recorded(
 ) -> tuple[Any, ...]:
     """The flat outputs of ``fused(leaves)``, with the gradients of ``original(leaves)`` for those ``differentiable``.
 
-    Gradients reach the ``parameters`` and leaves that require them. As ever in autograd, changing one of them in
-    place between forward and backward is an error; of leaves that autograd does not save copies are kept. ``held`` are
-    the tensors of the model that ``fused`` reads: a view of one of them is returned as it is.
+    Gradients reach the ``parameters`` and leaves that require them. An in-place change of one of them between forward
+    and backward is an error, as usual in autograd; leaves that autograd does not save are copied. ``held`` are the
+    tensors of the model that ``fused`` reads: a view of one of them is returned directly.
     """
-    # Each parameter once: a tied weight has one gradient, which autograd would add up for each time that the weight is
-    # given.
+    # Each parameter once: autograd would add the one gradient of a tied weight for each time that the weight is passed.
     wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
     indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     kept = [_kept(leaves[i]) if i in differentiable.unsaved else leaves[i] for i in indices]
@@ -108,7 +107,7 @@ def run_recorded(
 
 
 def _kept(leaf: Tensor) -> Tensor:
-    """A copy of ``leaf``, of which autograd knows whence it comes; or itself, where a copy has other strides."""
+    """A differentiable copy of ``leaf``, or ``leaf`` itself where a copy has other strides."""
     with torch.enable_grad():
         copied = leaf.clone()
     return copied if copied.stride() == leaf.stride() else leaf
@@ -121,7 +120,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ctx.save_for_backward(*parameters, *kept)
         outputs = _without_bases(fused(leaves), (*tensors, *held))
-        # An output that nobody uses has no gradient; what only leads to it must not get a gradient of zeros either.
+        # An unused output has no gradient, and its inputs must not receive a gradient of zeros either.
         ctx.set_materialize_grads(False)
         without = (o for o, wanted in zip(outputs, differentiable) if isinstance(o, Tensor) and not wanted)
         ctx.mark_non_differentiable(*without)
@@ -129,8 +128,8 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        again = torch.is_grad_enabled()  # gradients of gradients are wanted (create_graph=True)
-        with torch.inference_mode(False), torch.set_grad_enabled(again):  # else nothing would be recorded
+        again = torch.is_grad_enabled()  # for second derivatives (create_graph=True)
+        with torch.inference_mode(False), torch.set_grad_enabled(again):  # otherwise autograd records nothing
             return _Recomputed._gradients(ctx, again, gradients)
 
     @staticmethod
@@ -153,7 +152,7 @@ class _Recomputed(torch.autograd.Function):
         ]
         wanted = [*parameters, *(leaves[place] for place in ctx.indices)]
         sources = [tensor for tensor in wanted if tensor.requires_grad]
-        if not sources:  # all were frozen since
+        if not sources:  # all were frozen meanwhile
             return (None,) * (8 + len(wanted))
         found = iter(
             torch.autograd.grad(
@@ -165,9 +164,9 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _without_bases(outputs: tuple[Any, ...], known: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """``outputs`` with each view replaced by a tensor of its own over the same memory, so that callers may write into
-    it: autograd forbids that for views that were made in here. A view stays if another output or a ``known`` tensor
-    shares its memory: who writes to it is to move the version of that one."""
+    """``outputs`` with each view replaced by a separate tensor over the same memory, so that callers may write into it:
+    autograd forbids writes to views that were created here. A view stays if another output or a ``known`` tensor shares
+    its memory, because a write must then change the version of that tensor."""
     memory = Counter(memory_of(value) for value in (*outputs, *known) if isinstance(value, Tensor))
     return tuple(
         _own(value) if isinstance(value, Tensor) and value._is_view() and memory[memory_of(value)] == 1 else value
@@ -176,7 +175,7 @@ def _without_bases(outputs: tuple[Any, ...], known: tuple[Tensor, ...]) -> tuple
 
 
 def _own(view: Tensor) -> Tensor:
-    """A tensor over the memory of ``view``; what is read conjugated or negated from there is copied."""
+    """A tensor over the memory of ``view``; conjugate and negative views are copied."""
     if view.is_conj() or view.is_neg():
         return view.resolve_conj().resolve_neg()
     return view.new_empty(0).set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
@@ -188,11 +187,10 @@ class _Barrier:
 
 
 class _Alias(torch.autograd.Function):
-    """An input as a tensor of its own, so that one which is given twice gets a gradient for each place.
+    """An input as a separate tensor, so that an input that is passed twice gets a gradient for each position.
 
-    While the barrier is closed, no gradient goes on to what the input was computed from: an input may depend on
-    another, or on a parameter, and autograd outside adds that part itself. Once it is open, gradients of gradients
-    pass.
+    While the barrier is closed, gradients stop here: an input may depend on another input or on a parameter, and the
+    outer autograd graph adds that share. Once the barrier is open, second derivatives pass.
     """
 
     @staticmethod

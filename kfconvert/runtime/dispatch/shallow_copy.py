@@ -14,13 +14,13 @@ from ..state.weak_module import WeakModule
 
 
 class StateForCopies(OfConversion):
-    """Stands as ``__getstate__`` in the instance dict of a module with a guarded forward.
+    """The ``__getstate__`` in the instance dict of a module with a guarded forward.
 
-    A shallow copy has the attributes of its source, and may be given others. A guarded forward cannot know from which
-    of the two it was called, so that the copy runs the forward from before the conversion. Pickles and deep copies
-    keep the guarded forward.
+    A shallow copy has the attributes of its source, and may be given others. A guarded forward cannot detect which of
+    the two has called it, so the copy runs the forward from before the conversion. Pickles and deep copies keep the
+    guarded forward.
 
-    Python asks an object for its state by this name, wherever it has it: https://docs.python.org/3/library/pickle.html
+    Python looks this name up on the object to get its state: https://docs.python.org/3/library/pickle.html
     """
 
     def __init__(self, module: nn.Module, own_forward: Callable[..., Any] | None):
@@ -28,12 +28,12 @@ class StateForCopies(OfConversion):
 
     def __call__(self) -> Any:
         module = self._module()
-        of_class = getattr(type(module), "__getstate__", None)  # from Python 3.11 on, each class has it
+        of_class = getattr(type(module), "__getstate__", None)  # every class has it since Python 3.11
         state = module.__dict__ if of_class is None else of_class(module)
         if not isinstance(state, dict) or sys._getframe(1).f_code is not copy.copy.__code__:
             return state
         frozen = getattr(state.get("forward"), "frozen", None)
         if frozen is not None:
-            frozen.bring_back("a shallow copy, which runs the original forward, has the same tensors")
+            frozen.bring_back("a shallow copy shares them and runs the original forward")
         kept = {k: v for k, v in state.items() if k not in OF_CONVERSION and not isinstance(v, OfConversion)}
         return kept if self._own_forward is None else {**kept, "forward": self._own_forward}

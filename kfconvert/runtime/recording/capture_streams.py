@@ -1,4 +1,4 @@
-"""Streams on which calls are recorded, and the workspaces that cuBLAS and cuBLASLt keep for them."""
+"""Streams for CUDA graph capture, with their cuBLAS and cuBLASLt workspaces."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 from .driver_graph import new_stream, prepare_thread
 
-# Any product asks for a workspace.
+# Any matrix product requests a workspace.
 _SIZE = 16
 
 
 class CaptureStream:
     """A stream for the captures of one pool, on which nothing runs.
 
-    cuBLAS and cuBLASLt keep a workspace for each stream, to which products that were recorded on it write when they are
-    replayed: on one of PyTorch's 32 streams, somebody else's products could be using it meanwhile. Who clears the
-    workspaces, as ``torch.compile`` does, gives their memory away. So those of this stream lie in memory from which
-    nobody else gets any, and which stays as long as the process does.
+    cuBLAS and cuBLASLt keep one workspace for each stream, and a recorded product writes to it at each replay. On one
+    of PyTorch's 32 shared streams, other products could use that workspace at the same time. Code that clears the
+    workspaces, as ``torch.compile`` does, releases their memory. This stream therefore takes its workspaces from
+    memory that nothing else uses and that stays until the process ends.
     """
 
     def __init__(self, device: torch.device):
         with torch.cuda.device(device):
-            # PyTorch makes a context when it needs one, which may be now, and for each thread.
+            # PyTorch creates the context lazily for each thread.
             prepare_thread(torch.cuda.current_device())
             self.stream = torch.cuda.ExternalStream(new_stream(), device=device)
         self._memory = torch.cuda.graph_pool_handle()
@@ -33,8 +33,8 @@ class CaptureStream:
         self._bias = torch.zeros(_SIZE, device=device)
 
     def prepare(self) -> None:
-        """To be called by a thread before it captures: let there be the workspaces, which would else be made within the
-        capture, where the memory of the recordings is. The stream must be the current one."""
+        """Create the workspaces. A thread calls this before it captures, with this stream current: otherwise the
+        capture would create them in the memory of the recordings."""
         index: int = self.stream.device.index
         torch._C._cuda_beginAllocateCurrentThreadToPool(index, self._memory)
         try:
@@ -44,19 +44,19 @@ class CaptureStream:
             torch._C._cuda_endAllocateToPool(index, self._memory)
 
 
-# Those whose owners are gone, by device.
+# Streams without an owner, by device.
 _unused: dict[torch.device, list[CaptureStream]] = {}
 _lock = threading.Lock()
 
 
 def capture_stream(owner: Any, device: torch.device) -> CaptureStream:
-    """One on ``device`` that nobody else has for as long as ``owner`` lives."""
+    """Return a stream on ``device`` that is reserved for as long as ``owner`` lives."""
     with _lock:
         known = _unused.setdefault(device, [])
         found = known.pop() if known else None
     if found is None:
         found = CaptureStream(device)
     else:
-        torch.cuda.synchronize(device)  # the last replays of the owner before may be running still
+        torch.cuda.synchronize(device)  # the previous owner's last replays may still run
     weakref.finalize(owner, known.append, found).atexit = False
     return found

@@ -1,4 +1,4 @@
-"""Which calls of a model's programs are recorded as CUDA graphs, and for how long."""
+"""Decides which calls of a model's programs are recorded as CUDA graphs, and for how long."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .program import Plans, Program
 from .recording import Pool, Recording, Unrecordable
 
 MOST_RECORDINGS = 16
-# A kind of call is recorded at its second call: what comes once would only be slower.
+# A kind of call is recorded at its second call, as a single call would only become slower.
 CALLS_BEFORE = 2
-# Where there is no place left, a kind of call takes that of the least used recording once it came so many times as
-# often, and so many times more. Lengths in random order come equally often, and would else be recorded all the time.
+# Without room left, a kind of call replaces the least used recording once it has occurred so many times as often, and
+# so many calls more. Lengths in random order occur equally often, and would otherwise be recorded all the time.
 TIMES_AS_OFTEN, TIMES_MORE = 2, 8
-# After so many calls without a recording all counts are halved, so that what came often long ago gives way.
+# After so many calls without a recording, all counts are halved, so that formerly frequent kinds give way.
 HALVED_AFTER = 1024
-# So many kinds of calls are counted for a program: lengths of texts may be without end.
+# At most so many kinds of calls are counted for a program, as the number of text lengths is unbounded.
 MOST_COUNTED = 1024
-# A program of which so many kinds of calls could not be recorded, and none could, is not tried any more.
+# After so many refused kinds of calls and no recording, a program is not tried again.
 MOST_REFUSALS = 3
-# How far a replay may be from the call that was recorded, relative to the largest value: atomic additions of libraries
-# come in no fixed order, while what a recording gets wrong is wrong altogether.
+# Tolerance of a replay relative to the largest value: libraries add atomically in varying order, while an incorrect
+# recording differs grossly.
 TOLERANCE = 1e-2
 
 # One recording at a time in a process.
@@ -45,7 +45,7 @@ def can_record(device: torch.device) -> bool:
 
 
 class _Calls:
-    """The calls by one set of plans, by their kind."""
+    """The calls of one set of plans, by kind."""
 
     def __init__(self) -> None:
         self.clear()
@@ -55,27 +55,27 @@ class _Calls:
         self.recordings: dict[Any, Recording] = {}
         self.refused: set[Any] = set()
         self.unrecorded = 0
-        # The kinds of the inputs of the last call that was replayed, and by what.
+        # The input kinds of the last replayed call, and its recording.
         self.last: tuple[list[Any], Recording] | None = None
 
 
 class Ahead(NamedTuple):
-    """A replay that was launched before it was known to be right."""
+    """A replay that was launched before the guard confirmed it."""
 
     recording: Recording
     outputs: tuple[Any, ...]
 
 
 class CudaGraphs:
-    """Runs the programs of a model, by a recording where there is one. A call that cannot be recorded runs as it is,
-    and is counted by the reason; the first reason is warned about.
+    """Runs the programs of a model, from a recording where there is one. A call that cannot be recorded runs without
+    one and is counted by reason; the first reason causes a warning.
 
-    A recording belongs to the plans that it was made with, and goes with them where a weight is written or replaced.
+    A recording belongs to its plans, and is dropped with them when a weight is written or replaced.
 
     Args:
-        model_name: for the warning.
-        most: how many recordings there may be of each program, for as many combinations of the inputs' sizes.
-        static_outputs: whether the outputs of the model are the recording's own, which its next replay overwrites.
+        model_name: the name for the warning.
+        most: the maximum number of recordings for each program, one for each combination of input sizes.
+        static_outputs: whether the model returns the recording's own outputs, which its next replay overwrites.
     """
 
     def __init__(self, model_name: str, most: int = MOST_RECORDINGS, static_outputs: bool = False):
@@ -87,10 +87,10 @@ class CudaGraphs:
         self.reset_counters()
 
     def launch_ahead(self, program: Program, leaves: list[Any]) -> Ahead | None:
-        """Replay the recording that served the last call like this one, for ``run`` to take the outputs once it has
-        looked whether it is the right one: the device computes meanwhile. It does no harm where it is not. Nothing is
-        written that anybody reads, and what could fail on the device, such as looking up rows by the inputs, reads
-        tensors that are checked before. The guard must have admitted ``leaves``."""
+        """Replay the recording of the last call like this one before ``run`` confirms it: the device computes in the
+        meantime, and ``run`` takes the outputs. A replay of the wrong recording is harmless. It writes nothing that
+        anybody reads, and what could fail on the device, such as an embedding lookup by the inputs, reads tensors that
+        were checked before. The guard must have admitted ``leaves``."""
         plans = program.latest_plans() if self.enabled else None
         calls: _Calls | None = None if plans is None else plans.recordings
         if calls is None or calls.last is None or torch.cuda.is_current_stream_capturing():
@@ -106,12 +106,12 @@ class CudaGraphs:
     def run(
         self, program: Program, leaves: list[Any], is_random: bool, is_part: bool, ahead: Ahead | None = None
     ) -> tuple[Any, ...]:
-        """The flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
+        """Return the flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
 
         Args:
-            is_random: whether the program draws random numbers, so that no two calls are alike.
-            is_part: whether the outputs go to the code of the model, which may run the part again and use both.
-            ahead: what ``launch_ahead`` gave for the same call.
+            is_random: whether the program draws random numbers, so that two calls differ.
+            is_part: whether the model's code receives the outputs, and may run the part again and use both results.
+            ahead: the result of ``launch_ahead`` for the same call.
         """
         device = _device(leaves) if self.enabled else None
         if device is None or torch.cuda.is_current_stream_capturing():
@@ -143,10 +143,9 @@ class CudaGraphs:
         return outputs
 
     def info(self) -> dict[str, Any]:
-        """``enabled``, ``max_recordings`` and ``static_outputs`` as they were set; ``recordings`` there are and the
-        ``bytes`` that they took; of the calls since the conversion, how many were ``replayed`` and how many
-        ``launched`` one kernel after the other; ``refused``: how many times a call could not be recorded, by the
-        reason, those of the conversion included."""
+        """``enabled``, ``max_recordings`` and ``static_outputs`` as set; the number of ``recordings`` and their
+        ``bytes``; how many calls since the conversion were ``replayed``, and how many were ``launched`` kernel by
+        kernel; ``refused``: the number of calls that could not be recorded, by reason, also in the conversion."""
         recordings = [recording for calls in list(self._calls) for recording in list(calls.recordings.values())]
         return {
             "enabled": self.enabled,
@@ -163,13 +162,13 @@ class CudaGraphs:
         self.replays = self.launched = 0
 
     def clear(self) -> None:
-        """Forget all recordings."""
+        """Drop all recordings."""
         for calls in list(self._calls):
             calls.clear()
 
     @contextmanager
     def for_now(self) -> Iterator[None]:
-        """The recordings made within the block go with it, and those that had to make room for them come back."""
+        """Context manager that drops the recordings made in it, and restores the recordings that they replaced."""
         before = {calls: dict(calls.recordings) for calls in list(self._calls)}
         try:
             yield
@@ -209,7 +208,7 @@ class CudaGraphs:
         device: torch.device,
         static: bool,
     ) -> None:
-        """Record the call that gave ``outputs``, None where it draws random numbers."""
+        """Record the call that returned ``outputs``; None for a call that draws random numbers."""
         calls: _Calls = plans.recordings
         if len(calls.recordings) >= self.most:
             least = min(calls.recordings, key=lambda kind: calls.recordings[kind].calls)
@@ -223,7 +222,7 @@ class CudaGraphs:
             call = partial(program.computed, plans)
             recording = Recording(call, leaves, weights, pool, is_random=outputs is None, static_outputs=static)
             if outputs is not None and not _are_alike(recording.replay(leaves), outputs):
-                raise Unrecordable("a replay gives other results than the call that was recorded")
+                raise Unrecordable("a replay's outputs differ from the recorded call's")
         except Unrecordable as reason:
             calls.refused.add(key)
             self._refuse(str(reason))
@@ -231,9 +230,9 @@ class CudaGraphs:
             self.clear()
             self._pools.clear()
             self.most = 0
-            self._refuse("there is too little memory for a CUDA graph")
+            self._refuse("there is not enough memory for a CUDA graph")
         else:
-            if not switched_off():  # else a trace in another thread may have changed the libraries for it
+            if not switched_off():  # else a trace in another thread may have switched libraries
                 recording.calls = calls.counts.pop(key, 0)
                 calls.recordings[key] = recording
 
@@ -257,7 +256,7 @@ class CudaGraphs:
 
 
 def _device(leaves: list[Any]) -> torch.device | None:
-    """The GPU on which all tensors among ``leaves`` are, None where there is none."""
+    """The GPU that holds all tensors among ``leaves``, None where there is none."""
     found = None
     for leaf in leaves:
         if isinstance(leaf, Tensor):
@@ -268,7 +267,7 @@ def _device(leaves: list[Any]) -> torch.device | None:
 
 
 def _kinds(leaves: list[Any]) -> list[Any]:
-    """What a recording depends on of each input; the guard of the program has seen to all else."""
+    """The properties of each input that a recording depends on; the guard of the program checks all others."""
     return [
         (leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()) if isinstance(leaf, Tensor) else None
         for leaf in leaves
@@ -276,7 +275,7 @@ def _kinds(leaves: list[Any]) -> list[Any]:
 
 
 def library_switches() -> tuple[Any, ...]:
-    """The settings of the process by which PyTorch and its libraries choose among kernels."""
+    """The process settings by which PyTorch and its libraries choose kernels."""
     return tuple([switch() for switch in _SWITCHES])
 
 

@@ -1,8 +1,8 @@
-"""CUDA graphs by the calls of the driver, with the memory of PyTorch's pools.
+"""CUDA graphs through the driver API, with memory from PyTorch's pools.
 
-``torch.cuda.CUDAGraph`` does more: while it captures, no other thread of the process can draw random numbers on the
-device, and a capture that fails leaves the process so. The calls are those of the CUDA driver API, "Graph Management"
-and "Stream Management".
+``torch.cuda.CUDAGraph`` does more: during its capture, no other thread of the process can draw random numbers on the
+device, and a failed capture leaves the process in that state. The calls are from the CUDA driver API, "Graph
+Management" and "Stream Management".
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 import torch
 
-# Does not wait for the legacy default stream, nor that for it.
+# The stream and the legacy default stream do not wait for each other.
 _NON_BLOCKING = 1
-# Only calls of the capturing thread that cannot be captured end a capture.
+# Only uncapturable calls of the capturing thread end a capture.
 _THREAD_LOCAL = 1
 
 
@@ -34,7 +34,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def has_driver() -> bool:
-    """Whether the driver can be called: not with AMD's GPUs, which PyTorch calls CUDA devices too, nor on Windows."""
+    """Whether the driver API is available: not for AMD GPUs, which PyTorch also calls CUDA devices, nor on Windows."""
     try:
         return torch.version.cuda is not None and bool(_driver())
     except OSError:
@@ -48,15 +48,15 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 def _refuse(code: int) -> NoReturn:
-    """Raises RuntimeError with the driver's name for what went wrong."""
+    """Raises RuntimeError with the driver's name for the error."""
     found = ctypes.c_char_p()
     _driver().cuGetErrorName(code, ctypes.byref(found))
     raise RuntimeError((found.value or b"CUDA error").decode())
 
 
 class _Ready(threading.local):
-    """The devices whose context this thread has used: the driver works on that of the thread, which the first call of
-    the runtime in it sets."""
+    """The devices whose context this thread has used. The driver uses the thread's current context, which the first
+    runtime call in the thread sets."""
 
     def __init__(self) -> None:
         self.devices: set[int] = set()
@@ -66,21 +66,21 @@ _ready = _Ready()
 
 
 def prepare_thread(device: int) -> None:
-    """To be called in a thread, with ``device`` its current one, before it copies, replays or makes streams there."""
+    """Prepare the current thread for copies, replays and new streams on ``device``, its current one."""
     if device not in _ready.devices:
         torch.cuda.set_device(device)
         _ready.devices.add(device)
 
 
 def copy_bytes(target: int, source: int, count: int, stream: int) -> None:
-    """So many bytes from one address on the device to another, on ``stream``."""
+    """Copy ``count`` bytes between two addresses on the device, on ``stream``."""
     code = _driver().cuMemcpyDtoDAsync_v2(target, source, count, stream)
     if code:
         _refuse(code)
 
 
 def new_stream() -> int:
-    """The pointer of a new stream on the current device, which is not waited for by the default stream."""
+    """Return the pointer of a new stream on the current device; the default stream does not wait for it."""
     stream = ctypes.c_void_p()
     _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
     return stream.value or 0
@@ -109,9 +109,9 @@ class _CopyParameters(ctypes.Structure):
 
 
 class CopyNode:
-    """A copy within a graph, from or to another address at each replay: cheaper than a copy beside the graph.
+    """A copy node of a graph whose source or target address changes per replay: cheaper than a copy outside the graph.
 
-    Both methods count for the replays from then on.
+    Both methods apply to later replays.
     """
 
     __slots__ = ("_address", "_graph", "_node", "_parameters")
@@ -133,10 +133,10 @@ class CopyNode:
 
 
 class DriverGraph:
-    """What a thread launches on its current stream, which is not the default one, within :meth:`capture`.
+    """A graph of the operations that a thread launches on its current, non-default stream within :meth:`capture`.
 
     Args:
-        handle: a pool as ``torch.cuda.graph_pool_handle()`` names it; what is allocated within the capture lies there.
+        handle: a pool from ``torch.cuda.graph_pool_handle()``, which provides all memory allocated during the capture.
     """
 
     def __init__(self, handle: Any):
@@ -144,7 +144,7 @@ class DriverGraph:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Raises RuntimeError where a call within it cannot be captured."""
+        """Context manager that captures; raises RuntimeError where a call cannot be captured."""
         device, stream = torch.cuda.current_device(), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         graph = ctypes.c_void_p()
         torch._C._cuda_beginAllocateCurrentThreadToPool(device, self._handle)
@@ -164,17 +164,17 @@ class DriverGraph:
                 _driver().cuGraphDestroy(graph)
             raise
         else:
-            # The graph stays, as its nodes are named when they are given other addresses.
+            # The graph stays, because address updates refer to its nodes.
             made = self._executable.value or 0, graph.value or 0
             weakref.finalize(self, _release, *made, device, self._handle).atexit = False
         finally:
             torch._C._cuda_endAllocateToPool(device, self._handle)
 
     def copy(self, target: int, source: int, count: int) -> CopyNode:
-        """Within :meth:`capture`: a copy of so many bytes from one address on the device to another."""
+        """Within :meth:`capture`, add a copy of ``count`` bytes between two addresses on the device."""
         stream = torch.cuda.current_stream().cuda_stream
         copy_bytes(target, source, count, stream)
-        # What comes next on the stream waits for its last node, which is this copy.
+        # The stream's next operation depends on its last node, which is this copy.
         status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
         nodes, nodes_count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()
         found = map(ctypes.byref, (status, number, graph, nodes, nodes_count))
@@ -182,13 +182,13 @@ class DriverGraph:
         return CopyNode(self, nodes[0])
 
     def set_copy(self, node: int, parameters: int) -> None:
-        """Let the node have the parameters at this address from the next replay on."""
+        """Set the parameters of a copy node, given by their address, for later replays."""
         code = _driver().cuGraphExecMemcpyNodeSetParams(self._executable, node, parameters, self._context)
         if code:
             _refuse(code)
 
     def replay(self, stream: int) -> None:
-        """On ``stream``, as ``torch.cuda.Stream.cuda_stream`` gives it."""
+        """Launch the graph on ``stream``, a value of ``torch.cuda.Stream.cuda_stream``."""
         code = _driver().cuGraphLaunch(self._executable, stream)
         if code:
             _refuse(code)

@@ -1,13 +1,13 @@
-"""Weights that lie one below the other in one tensor, so that one product reads all of them and nothing is copied.
+"""Weights stacked in one tensor, so that one product reads all of them without a copy.
 
-The parameters keep their identity: :func:`merge` gives each a block of rows of a new tensor as its ``data``. A block
-has a storage of its own (it is handed over by DLPack), which is why whatever is done with the storage of a parameter
-goes on as before: ``torch.save`` and pickles write it alone, safetensors sees no shared memory, autograd and
-compilers see no views, and each parameter has its own version counter.
+The parameters keep their identity: :func:`merge` assigns each a block of rows of a new tensor as its ``data``. DLPack
+gives each block a separate storage, so that code for the storage of a parameter keeps working: ``torch.save`` and
+pickles write it alone, safetensors detects no shared memory, autograd and compilers see no views, and each parameter
+has its own version counter.
 
-Nothing but the parameters keeps the tensor alive. :func:`whole` looks it up by the address of its first block, so that
-whoever has the parameters finds it, and does not find it for parameters that lie elsewhere by now (deep copies,
-``.half()``, ``load_state_dict(assign=True)``, ``.data = ...``, a replaced one).
+Only the parameters keep the tensor alive. :func:`whole` looks it up by the address of its first block. Any holder of
+the parameters finds it, unless they have moved since (deep copies, ``.half()``, ``load_state_dict(assign=True)``,
+``.data = ...``, a replaced parameter).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# Blocks start at multiples of so many bytes, as PyTorch's memory on the CPU does: libraries are slower, and sum in
-# another order, where data is not aligned.
+# Blocks start at multiples of so many bytes, as PyTorch's CPU allocations do: libraries are slower on unaligned data,
+# and sum in another order.
 _ALIGNMENT = 64
 
 
 class _Whole:
-    """The tensor of which weights are blocks of rows, while one of them is alive."""
+    """A tensor whose blocks of rows are weights, valid while one of them is alive."""
 
     def __init__(self, tensor: Tensor):
         self._storage = StorageWeakRef(tensor.untyped_storage())
@@ -43,14 +43,14 @@ class _Whole:
         return torch.empty(0, dtype=self._dtype, device=self._device).set_(storage, 0, self._shape, (self._shape[1], 1))
 
 
-# By the address of each block.
+# Keyed by the address of each block.
 _wholes: dict[int, _Whole] = {}
 _lock = threading.Lock()
 
 
 def whole(weights: Sequence[Tensor]) -> Tensor | None:
-    """One tensor (sum of rows, columns) whose blocks of rows are the memory of ``weights`` (rows, columns), in their
-    order; None where they do not lie so. It must not be written to."""
+    """Return one tensor (sum of rows, columns) whose row blocks are the memory of ``weights`` (rows, columns), in their
+    order; None where they are not stacked in this way. Do not write to it."""
     if not all(map(_is_matrix, weights)):
         return None
     found = _wholes.get(weights[0].data_ptr())
@@ -78,12 +78,12 @@ def _is_block(weight: Tensor, block: Tensor) -> bool:
 
 
 def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
-    """Let the ``weights`` (rows, columns) be blocks of rows of one tensor.
+    """Make the ``weights`` (rows, columns) blocks of rows of one tensor.
 
-    Returns what held them until now, nothing where they lie so already. The caller keeps it until no call that has
-    begun before, in another thread, can still be reading it. None where the weights are left as they are: one of them
-    is no plain parameter, shares its memory with anything else (another tensor, an array, a file, another process), or
-    would not be aligned, or there is too little memory.
+    Returns their previous tensors, an empty list where they are stacked already. The caller keeps these until no call
+    that began earlier, in another thread, can still read them. Returns None and changes nothing where a weight is no
+    plain parameter, shares its memory (with a tensor, an array, a file or another process), or would be unaligned. The
+    same holds where memory is insufficient.
     """
     if whole(weights) is not None:
         return []
@@ -92,7 +92,7 @@ def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
     first = weights[0]
     if any((w.dtype, w.device, w.shape[1]) != (first.dtype, first.device, first.shape[1]) for w in weights):
         return None
-    # Tensors that were made under inference_mode could not be written to outside of it.
+    # Tensors created under inference_mode cannot be written outside of it.
     with torch.inference_mode(False), torch.no_grad():
         try:
             tensor = torch.cat([weight.detach() for weight in weights])
@@ -110,7 +110,7 @@ def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
 
 
 def separate(weights: Iterable[Tensor]) -> None:
-    """Give those of the ``weights`` that are blocks of a larger tensor memory of their own again."""
+    """Give separate memory to each of the ``weights`` that is a block of a larger tensor."""
     with torch.inference_mode(False), torch.no_grad():
         for weight in weights:
             if whole([weight]) is not None:
@@ -118,8 +118,8 @@ def separate(weights: Iterable[Tensor]) -> None:
 
 
 def exchange(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Give ``weights`` the memory of ``values``, of the same elements. Other threads, on streams of their own, find
-    these there."""
+    """Give ``weights`` the memory of ``values``, which have equal elements. Other threads, on other streams, may use it
+    at once."""
     if values[0].is_cuda:
         torch.cuda.current_stream(values[0].device).synchronize()
     for weight, value in zip(weights, values):
@@ -127,7 +127,7 @@ def exchange(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _is_matrix(weight: Tensor) -> bool:
-    """Whether ``weight`` is a plain parameter of two dimensions that lies on the host or on a GPU."""
+    """Whether ``weight`` is a plain two-dimensional parameter on the host or on a GPU."""
     plain = type(weight) is nn.Parameter and weight.layout is torch.strided and weight.device.type in ("cpu", "cuda")
     return plain and weight.dim() == 2 and weight.numel() > 0
 
@@ -144,9 +144,9 @@ def _may_move(weight: Tensor) -> bool:
 
 
 def is_alone(weight: Tensor) -> bool:
-    """Whether nobody else refers to the memory of ``weight``, who would write to it, or read it, in vain."""
+    """Whether nothing else refers to the memory of ``weight``, whose reads or writes would miss the change."""
     storage = weight.untyped_storage()
-    if not storage.resizable() and whole([weight]) is None:  # memory of NumPy, a file, another library or process
+    if not storage.resizable() and whole([weight]) is None:  # owned by NumPy, a file, another library or process
         return False
     if weight.device.type == "cpu" and storage.is_shared():
         return False
@@ -156,6 +156,6 @@ def is_alone(weight: Tensor) -> bool:
 
 
 def _references(tensor: Tensor) -> tuple[int, int]:
-    """How many refer to the storage of ``tensor``, and to the Python object of it."""
+    """The reference counts of a tensor's storage and of its Python object."""
     storage: Any = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)

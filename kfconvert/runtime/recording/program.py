@@ -1,4 +1,4 @@
-"""A rewritten region ready to run: its code, the live tensors it reads, and the prepared calls of its fused modules."""
+"""A rewritten region ready to run: its code, the live tensors that it reads, and the plans of its fused modules."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer, *OF_EXPORT)
 
 
 class UnfitTensors(RuntimeError):
-    """A tensor of the model is not of the kind that a program was made for; the message says which and how."""
+    """A tensor of the model does not have the properties that a program was made for; the message names them."""
 
 
 class Plans(SimpleNamespace):
-    """By the names of fused modules, what each answers to ``plan(*inputs)``."""
+    """Plans by name of fused module: each is called as ``plan(*inputs)``."""
 
-    recordings: Any = None  # for whoever records calls by these plans: they are worth nothing without them
+    recordings: Any = None  # CUDA graphs made with these plans, valid only with them
 
 
 class Program:
-    """``run(leaves)`` computes the flat outputs from the flat inputs and the live tensors. It must not be called
-    where autograd would record: plans read folded and packed copies of the weights.
+    """``run(leaves)`` computes the flat outputs from the flat inputs and the live tensors. Do not call it where
+    autograd would record: plans read folded and packed copies of the weights.
 
-    The code calls ``self.fused_<i>(...)``. ``self`` is not the module that it was generated for but a namespace of
-    plans: what each fused module answers to ``plan(*inputs)``, a call with everything prepared (weights folded and
-    packed, strategy chosen). Plans hold until a tensor behind them changes, which is checked once a run for all of
-    them together. All tensors that the program reads must stay of one class, dtype, device and shape.
+    The code calls ``self.fused_<i>(...)``, where ``self`` is a namespace of plans instead of the original module. A
+    plan is a call ``plan(*inputs)`` of a fused module with everything prepared: weights folded and packed, strategy
+    chosen. Plans are valid until a tensor that they depend on changes, which one check per run detects. All tensors
+    that the program reads must keep their class, dtype, device and shape.
 
     Args:
-        model: the captured module, which is not kept alive.
-        module: the code, and the fused modules and subgraphs that it calls; it is taken apart.
+        model: the captured module; only a weak reference to it is kept.
+        module: the code with its fused modules and subgraphs; it is taken apart.
         fused: names of the fused modules in ``module``.
         weights: places of the tensors that the code itself reads, its first arguments in this order.
-        synced: (place in the model, place in a fused module): tensors to copy over before a run.
-        images: which of the flat inputs have 4 or more dimensions; there are plans for each of their layouts,
-            with and without the libraries that may be turned off.
-        laid_out: which of the flat inputs have to lie in memory as those of the example: the original fails for some
-            others, or reads something else, where fused modules do not.
-        shards: (place of a distributed parameter in the model, place of its shard): shards to put there before a run.
+        synced: pairs (place in the model, place in a fused module) of tensors to copy before a run.
+        images: the flat inputs with 4 or more dimensions; there are plans for each of their layouts, with and without
+            the libraries that can be turned off.
+        laid_out: the flat inputs that must have the memory layout of the example: for some other layouts the original
+            fails or reads other elements, and fused modules do not.
+        shards: pairs (place of a distributed parameter in the model, place of its shard) to assign before a run.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Program:
         self.fused, self._images, self.laid_out = fused, images, laid_out
         self.modules: dict[str, Any] = dict(module._modules)
         self.code = type(module).forward
-        # What the code calls ``self`` in a trace: the fused modules themselves, without plans.
+        # ``self`` of the code during a trace: the fused modules themselves, without plans.
         self.modules_by_name = SimpleNamespace(**self.modules)
-        # A graph and its module refer to each other, and would keep the weights until the cyclic collector comes by.
+        # A graph and its module refer to each other, and would keep the weights until the garbage collector runs.
         module._modules.clear()
         self._root = WeakModule(model)
         held = [place for name in fused for place in self.modules[name].held_places()]
@@ -81,27 +81,26 @@ class Program:
         self._read = _distinct([*sources, *held, *weights])
         self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
         self._shards: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in shards]
-        # The same places as gather() takes them; made when they are first needed, see __getstate__.
+        # The same places in the form that gather() takes; created on first use, see __getstate__.
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._way: Watch | None = None
         self._kinds = [self._kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
-        # Tensors whose memory is shared with a tensor that plans depend on, these included, each with the version that
-        # it had.
+        # Tensors that share memory with a tensor that plans depend on, itself included, with versions at planning.
         self._sharing: list[tuple[Tensor, int]] = []
         self._check_weights = self._unchecked = 0
         self._latest: weakref.ref[Plans] | None = None
-        # Of a frozen program: its plans by layout, what its code reads, what is to be called before others are made.
+        # Of a frozen program: its plans by layout, the tensors of its code, the callback before further plans.
         self._kept: Any = None
         self._kept_weights: list[Tensor] = []
         self._before_planning: Callable[[], None] | None = None
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
+        """Run the program. Raises UnfitTensors before any computation where a tensor has changed in kind."""
         return self.computed(self.plans(leaves), leaves)
 
     def plans(self, leaves: list[Any]) -> Plans:
-        """Those for the flat inputs ``leaves``, which hold until a tensor behind them changes. Raises as ``run``."""
+        """Return the plans for the flat inputs ``leaves``, valid until a source tensor changes. Raises as ``run``."""
         derived = self._current()
         layout = (libraries(), *self.layout(leaves))
         plans = derived.get(layout)
@@ -113,25 +112,25 @@ class Program:
         return plans
 
     def freeze(self, before_planning: Callable[[], None]) -> None:
-        """From now on the tensors are taken for what they are now, and not looked at any more. Raises UnfitTensors.
+        """Use the current tensors from now on, without further checks. Raises UnfitTensors.
 
-        ``before_planning`` is called where inputs of another layout come, for which nothing was prepared yet."""
+        ``before_planning`` is called before plans are made for a layout of inputs that has no plans yet."""
         kept = self._current()
         self._kept_weights = self.read_by_code()
-        # What was derived on the way to the plans is not needed any more, and the sources are not to be kept alive.
+        # Intermediate values behind the plans are no longer needed, and the sources must not be kept alive.
         self.clear()
         self._kept, self._before_planning = kept, before_planning
 
     def kept_plans(self) -> list[Plans]:
-        """Those of a frozen program, one for each layout of inputs that came so far."""
+        """The plans of a frozen program, one for each input layout seen so far."""
         return list((self._kept or {}).values())
 
     def latest_plans(self) -> Plans | None:
-        """Those that the last run was made with, which need not hold any more."""
+        """The plans of the last run, which may be outdated."""
         return None if self._latest is None else self._latest()
 
     def computed(self, plans: Plans, leaves: list[Any]) -> tuple[Any, ...]:
-        """The flat outputs, by ``plans`` that were just asked for."""
+        """Return the flat outputs, with ``plans`` that were just requested."""
         return self.code(plans, *self.read_by_code(), *leaves)
 
     def read_by_code(self) -> list[Tensor]:
@@ -141,22 +140,22 @@ class Program:
         return gather(self._places()[1], vars(self._root()))
 
     def may_read(self) -> bool:
-        """Whether the modules whose tensors the code itself reads are where they were: a new one may have more rows to
-        look up. The tensors that plans hold are looked up by no argument."""
+        """Whether the modules whose tensors the code itself reads are unchanged: a new one may have more rows to look
+        up. No argument indexes the tensors that plans hold."""
         root = self._root()
         if self._way is None:
             self._way = Watch(_way_to([store for store, _ in self._weights], root))
         return self._way.first_change(vars(root)) is None
 
     def traced(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """The flat outputs, from calls that torch.export can trace: of fused modules on the live tensors, without
-        plans. Raises UnfitTensors where a tensor is of another kind."""
+        """Return the flat outputs with calls that torch.export can trace: fused modules on the live tensors, without
+        plans. Raises UnfitTensors where a tensor has changed in kind."""
         self._require_kinds(self._tensors())
         return self.code(self.modules_by_name, *gather(self._places()[1], vars(self._root())), *leaves)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context manager after which fused modules hold the tensors that they held before, and none of a trace."""
+        """Context manager that restores the tensors of fused modules at the end, so that none of a trace remains."""
         before = [(store, key, store[key]) for _, (store, key) in self._synced]
         try:
             yield
@@ -165,45 +164,44 @@ class Program:
                 store[key] = tensor
 
     def layout(self, leaves: list[Any]) -> tuple[bool, ...]:
-        """Of each image among the flat inputs, whether it is contiguous."""
+        """For each image among the flat inputs, whether it is contiguous."""
         return tuple([leaves[index].is_contiguous() for index in self._images])
 
     def memory_formats(self, leaves: list[Any]) -> tuple[bool | str, ...]:
-        """Of each image among the flat inputs, its memory format."""
+        """The memory format of each image among the flat inputs."""
         return tuple([memory_format_of(leaves[index]) for index in self._images])
 
     def strides(self, leaves: list[Any]) -> list[tuple[int, tuple[int, ...], Any]]:
-        """Of each flat input that has to lie as it does in ``leaves``: its index, and what ``lies_as`` compares."""
+        """For each flat input with a fixed memory layout: its index, and the values that ``lies_as`` compares."""
         return [(index, leaves[index].stride(), strides_of(leaves[index])) for index in self.laid_out]
 
     def check_weights(self, runs: int) -> None:
-        """From now on, compare the tensors that plans depend on with what they hold now after every ``runs`` runs; 0
-        for never."""
+        """After every ``runs`` runs, compare the tensors that plans depend on with their contents; 0: never."""
         self._check_weights, self._unchecked = runs, 0
         if runs:
             self._derived.note()
 
     def clear(self) -> None:
-        """Forget all plans and what the fused modules derived from their weights."""
+        """Drop all plans and everything that the fused modules derived from their weights."""
         self._derived.clear()
         for name in self.fused:
             self.modules[name].clear_derived()
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the model that the program reads, and the distributed parameters whose shards are among them.
-        Raises UnfitTensors where one was removed, or something else was put in its place."""
+        """Return the tensors of the model that the program reads, and the distributed parameters of its shards. Raises
+        UnfitTensors where one was removed or replaced by another kind of value."""
         found = [tensor for tensor in self._tensors() if tensor is not None]
         if not all(isinstance(tensor, Tensor) for tensor in found):
             self._require_kinds(self._tensors())
         return [*found, *self._distributed()]
 
     def merged_weights(self) -> list[list[Tensor]]:
-        """The weights of the model that a fused module reads as one tensor, for each that does; see ``merge``."""
-        self._tensors()  # those that lie elsewhere are copied over before the fused modules are asked
+        """The weights of the model that a fused module reads as one tensor, for each such module; see ``merge``."""
+        self._tensors()  # copies moved tensors over first
         return [weights for name in self.fused if (weights := self.modules[name].merged_weights())]
 
     def unchanged(self) -> Unchanged:
-        """Tells later whether the tensors are still as they are now. Raises UnfitTensors where one has no address."""
+        """Return a check whether the tensors are unchanged. Raises UnfitTensors where one has no address."""
         tensors = self.tensors()
         try:
             return Unchanged(tensors)
@@ -212,7 +210,7 @@ class Program:
             raise
 
     def _current(self) -> dict[Any, Plans]:
-        """The plans, by layout, that hold for the tensors as they are."""
+        """The plans by layout that are valid for the current tensors."""
         if (kept := self._kept) is not None:
             return dict(kept) if is_captured(kept.device) else kept
         tensors = self._tensors()
@@ -227,7 +225,7 @@ class Program:
         return derived
 
     def _values(self, tensors: list[Tensor | None]) -> dict[Any, Plans]:
-        # A number that was assigned to an attribute has no device to ask for, and a sparse tensor no address.
+        # A number that was assigned to an attribute has no device, and a sparse tensor no address.
         return self._derived.values(
             tensors,
             versioned=self._sources,
@@ -236,9 +234,9 @@ class Program:
         )
 
     def _in_memory_of(self, tensors: list[Tensor | None]) -> list[tuple[Tensor, int]]:
-        """Those of ``tensors`` that share memory with others of the model, and these others, with their versions. What
-        is written through one may leave no trace in another: after ``b.weight.data = a.weight.data`` each has a version
-        counter of its own, and so have a distributed parameter and its shard."""
+        """Return ``tensors`` that share memory with other tensors of the model, and those other tensors, with their
+        versions. A write through one may leave no trace in another: after ``b.weight.data = a.weight.data`` each has
+        its own version counter, as do a distributed parameter and its shard."""
         model = self._root()
         found = {id(t): t for t in (*tensors, *model.parameters(), *model.buffers()) if t is not None}
         users = Counter(map(memory_of, found.values()))
@@ -258,7 +256,7 @@ class Program:
         return self._derived.overwritten()
 
     def _tensors(self) -> list[Tensor | None]:
-        """All tensors that the program reads; those that plans hold on to come first."""
+        """All tensors that the program reads, beginning with the sources of plans."""
         root = vars(self._root())
         read, _, synced, _ = self._places()
         try:
@@ -280,8 +278,8 @@ class Program:
                 raise UnfitTensors("a distributed parameter was replaced after the conversion; convert it again")
 
     def _places(self) -> tuple[tuple[Any, ...], ...]:
-        """Of all tensors that are read, of those that the code reads, of those that are copied over, and of distributed
-        parameters."""
+        """The places of all tensors that are read, tensors that the code reads, tensors that are copied over, and
+        distributed parameters."""
         if self._flat is None:
             sources = ([source for source, _ in pairs] for pairs in (self._synced, self._shards))
             found = (self._read, self._weights, *sources)
@@ -289,7 +287,7 @@ class Program:
         return self._flat
 
     def __getstate__(self) -> dict[str, Any]:
-        # A deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
+        # The deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
         thawed: dict[str, Any] = {"_kept": None, "_kept_weights": [], "_before_planning": None}
         return {**self.__dict__, "_flat": None, "_way": None, "_latest": None, **thawed}
 
@@ -298,28 +296,28 @@ class Program:
             kind = self._kind(tensor)
             if kind == known:
                 continue
-            self._derived.clear()  # so that the next run looks again
+            self._derived.clear()  # so that the next run checks again
             if kind is None or known is None:
                 change = "removed" if kind is None else "added"
                 raise UnfitTensors(f"the tensor {name} was {change} after the conversion")
             if isinstance(tensor, Tensor) and kind[:2] != known[:2]:
                 raise UnfitTensors(f"the model was moved to {kind[0]} on {kind[1]}; convert it again")
             if isinstance(tensor, Tensor) and kind[2] != known[2]:
-                sizes = f"{list(kind[2])} and not {list(known[2])}"
-                raise UnfitTensors(f"the tensor {name} has other sizes than at the conversion: {sizes}")
+                sizes = f"{list(kind[2])} instead of {list(known[2])}"
+                raise UnfitTensors(f"the sizes of the tensor {name} changed after the conversion: {sizes}")
             if kind[:5] == known[:5]:
-                raise UnfitTensors(f"the tensor {name} lies otherwise in memory than at the conversion")
+                raise UnfitTensors(f"the memory layout of the tensor {name} changed after the conversion")
             raise UnfitTensors(f"the tensor {name} was replaced by a {type(tensor).__name__}")
 
     def _kind(self, tensor: Any) -> tuple[Any, ...] | None:
         kind = _kind(tensor)
-        # As images do, the weights of convolutions decide how these lay out what they return.
+        # Like images, the weights of convolutions determine the memory format of the outputs.
         if self.laid_out and isinstance(tensor, Tensor) and tensor.layout is strided and tensor.dim() >= 4:
             return *(kind or ()), strides_of(tensor)
         return kind
 
     def _unplanned(self) -> Plans:
-        """Plans that make themselves at their first call, from the inputs that come then."""
+        """Return plans that are created at their first call, from that call's inputs."""
         plans = Plans(**self.modules)
         for name in self.fused:
             setattr(plans, name, _first_call(plans, name, self.modules[name]))
@@ -327,12 +325,12 @@ class Program:
 
 
 def _unrooted(place: Place, root: nn.Module) -> tuple[Any, str]:
-    """ROOT in place of the model, which the program must not hold."""
+    """ROOT instead of the model, which the program must not keep alive."""
     return (ROOT, place[1]) if place[0] is root else place
 
 
 def _way_to(stores: list[Any], root: nn.Module) -> Iterator[Entry]:
-    """What is on the way from ``root`` to the modules that have ``stores``, or are among them."""
+    """Entries for the path from ``root`` to the modules that have ``stores``, or are among them."""
     wanted = set(map(id, stores))
     for path, module in root.named_modules():
         if wanted.isdisjoint(map(id, (module, module._parameters, module._buffers))):
@@ -341,16 +339,17 @@ def _way_to(stores: list[Any], root: nn.Module) -> Iterator[Entry]:
         for name in path.split(".") if path else ():
             yield ROOT if parent is root else parent, "_modules", parent._modules
             yield parent._modules, name, parent._modules[name]
-            parent = parent._modules[name]  # type: ignore[assignment]  # it is on the way to a module
+            parent = parent._modules[name]  # type: ignore[assignment]  # it is on the path to a module
 
 
 def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:
-    """Modules that share a tensor, and sites that share a module, name its place more than once."""
+    """The distinct places: modules that share a tensor, and sites that share a module, list a place repeatedly."""
     return list({(id(store), key): (store, key) for store, key in places}.values())
 
 
 def _kind(tensor: Any) -> tuple[Any, ...] | None:
-    """What a program relies on of a tensor: dtype, device, shape, layout and class; all plain classes count as one."""
+    """The properties of a tensor that a program relies on: dtype, device, shape, layout and class. Plain classes count
+    as one."""
     if tensor is None:
         return None
     if not isinstance(tensor, Tensor):
@@ -360,8 +359,7 @@ def _kind(tensor: Any) -> tuple[Any, ...] | None:
 
 
 def lies_as(leaves: list[Any], strides: list[tuple[int, tuple[int, ...], Any]]) -> bool:
-    """Whether the flat inputs lie in memory as those that ``Program.strides`` was asked with, whose free sizes may be
-    others."""
+    """Whether the flat inputs are laid out like the inputs of ``Program.strides``; free sizes may differ."""
     for index, known, expected in strides:
         leaf = leaves[index]
         if leaf.stride() == known or (expected is True and leaf.dim() < 4 and leaf.is_contiguous()):
@@ -372,14 +370,14 @@ def lies_as(leaves: list[Any], strides: list[tuple[int, tuple[int, ...], Any]]) 
 
 
 def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:
-    # Plans that held themselves by a call that never came would keep the weights.
+    # Plans with a reference cycle would keep the weights if no call came.
     held_by = weakref.ref(plans)
 
     def call(*inputs: Tensor) -> Any:
         disturbed = switched_off()
         device = next((tensor.device for tensor in inputs if tensor.is_cuda), None)
         plan = module.plan(*inputs)
-        # What a plan derives from weights is computed on the current stream: calls on others must find it finished.
+        # A plan derives values on the current stream; calls on other streams must find them finished.
         if not (disturbed or switched_off() or is_captured(device)):
             finish(device)
             setattr(held_by(), name, plan)

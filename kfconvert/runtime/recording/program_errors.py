@@ -1,4 +1,4 @@
-"""Errors of the operators in a program, which the original forward may catch, or raise in its own words."""
+"""Errors of the operators in a program, which the original forward may catch or report differently."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ..state.random_generators import States, put_states_back
 
 
 class ProgramError(Exception):
-    """A program has raised ``error``. What the original does in that call, which may catch it, is for that to say."""
+    """A program has raised ``error``. The original forward decides what the call does, as it may catch the error."""
 
     def __init__(self, error: Exception):
         text = str(error)
-        # An assertion within the graph, about sizes that depend on values.
+        # An assertion in the graph about data-dependent sizes.
         unlike = isinstance(error, RuntimeError) and "Runtime assertion failed" in text
         super().__init__(
-            "sizes that depend on the values of its arguments are not as in the example"
+            "data-dependent sizes differ from the example's"
             if unlike
             else f"its program raised {type(error).__name__}: {text.partition(chr(10))[0][:100]}"
         )
 
 
 def leave_to_original(error: Exception, region: Region, drawn: States | None) -> None:
-    """Raises ProgramError where an operator in the program of ``region`` has raised ``error``, once the call has left
-    no trace; ``drawn``: the random generators before it."""
-    # A step on a static cache may have written a part of it, a batch norm its statistics.
+    """Raises ProgramError where an operator in the program of ``region`` has raised ``error`` and the call can be
+    undone. ``drawn``: the states of the random generators before the call."""
+    # A step on a static cache may have written part of it, a batch norm its statistics.
     if region.takes_static_cache or region.counts_statistics or _is_of_handler(error):
         return
     if drawn is not None:
@@ -36,8 +36,8 @@ def leave_to_original(error: Exception, region: Region, drawn: States | None) ->
 
 
 def _is_of_handler(error: Exception) -> bool:
-    """Whether a handler of signals has raised it, which comes in the midst of anything: such an error is meant for
-    whoever has made the call. Operators of a user's own may raise anything else."""
+    """Whether a signal handler has raised the error, which can happen at any point: it is meant for the caller.
+    User-defined operators may raise any other error."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {_code_of(handler) for handler in handlers if callable(handler)}
     trace = error.__traceback__

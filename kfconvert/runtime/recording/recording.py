@@ -22,29 +22,29 @@ Call = Callable[[list[Any]], Sequence[Any]]
 
 
 class Unrecordable(Exception):
-    """Why a call cannot be recorded."""
+    """The reason why a call cannot be recorded."""
 
 
 class Pool:
     """The device memory of the recordings of one model.
 
-    All of them share it: a replay overwrites what another was given, has computed on its way, and has copied to its
-    caller. Their replays take turns on the device, whatever streams they are launched on.
+    All recordings share it: a replay overwrites the inputs, intermediate values and outputs of other recordings.
+    Their replays take turns on the device, whatever streams they use.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
         #: The stream on which calls are recorded.
         self.capture_stream = capture_stream(self, device)
-        #: The memory as PyTorch knows it.
+        #: The pool handle of PyTorch.
         self.handle = _held_memory(self, device)
         self._lock = threading.Lock()
         self._last: torch.cuda.Stream | None = None
         self._last_pointer = -1
 
     def in_turn(self, launch: Callable[[int], Any]) -> Any:
-        """What ``launch`` returns. It gets the current stream of the pool's device, the current one meanwhile; what it
-        launches on that comes after all replays before it."""
+        """Return the result of ``launch``, which receives the current stream of the pool's device with that device
+        current. Its launches on that stream run after all earlier replays."""
         index: int = self.device.index
         with self._lock:
             if torch._C._cuda_getDevice() == index:
@@ -64,8 +64,8 @@ class Pool:
 
 
 def _held_memory(pool: Pool, device: torch.device) -> Any:
-    """Memory that stays until ``pool`` goes, so that new recordings take the place of old ones: without this, PyTorch
-    would set it aside after the last recording, and take new memory for the next."""
+    """Memory that stays until ``pool`` is deleted, so that new recordings reuse the memory of old ones. Otherwise
+    PyTorch would set it aside after the last recording, and allocate new memory for the next."""
     handle = torch.cuda.graph_pool_handle()
     torch._C._cuda_beginAllocateCurrentThreadToPool(device.index, handle)
     torch._C._cuda_endAllocateToPool(device.index, handle)
@@ -75,37 +75,36 @@ def _held_memory(pool: Pool, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class _Given:
-    """An output that is an input as it is."""
+    """An output that is an unchanged input."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class _Fixed:
-    """An output that is the same at each replay: a number, None, or a weight as it is."""
+    """An output that is equal in all replays: a number, None, or an unchanged weight."""
 
     value: Any
 
 
 class Recording:
-    """A recorded call; :meth:`replay` gives the outputs for other inputs.
+    """A recorded call; :meth:`replay` returns the outputs for other inputs.
 
-    The recording reads inputs in the memory of the pool, to which those given are copied, and the weights where they
-    lie: it holds for as long as these stay there, and for inputs of the same shapes, strides, dtypes and device.
+    The recording reads inputs from the memory of the pool, to which arguments are copied, and weights in place. It is
+    valid while the weights keep their addresses, and for inputs of equal shapes, strides, dtypes and device.
 
     Args:
-        call: computes the flat outputs from the flat inputs. It has run once before with inputs of this kind, so that
-            nothing is left to be set up.
+        call: computes the flat outputs from the flat inputs. It has run once with such inputs, so no setup remains.
         leaves: the flat inputs.
-        weights: the tensors that ``call`` reads beside them, those that it may return among them.
+        weights: the other tensors that ``call`` reads, including any that it returns.
         pool: where the memory of the recording comes from.
         is_random: whether ``call`` draws random numbers.
-        static_outputs: whether :meth:`replay` gives the tensors that the recording writes, which the next replay of any
-            recording in ``pool`` overwrites.
+        static_outputs: whether :meth:`replay` returns the tensors that the recording writes, which the next replay of
+            any recording in ``pool`` overwrites.
 
     Raises:
-        Unrecordable: an output is no tensor of its own, or the CUDA graph could not be made.
-        torch.OutOfMemoryError: there is too little memory.
+        Unrecordable: an output shares memory, or the CUDA graph could not be created.
+        torch.OutOfMemoryError: there is not enough memory.
     """
 
     def __init__(
@@ -117,25 +116,25 @@ class Recording:
         is_random: bool = False,
         static_outputs: bool = False,
     ):
-        # Numbers in the memory of the host become part of the recording.
+        # Numbers in host memory become part of the recording.
         numbers = [tensor for tensor in weights if tensor.device.type == "cpu"]
         if any(tensor.device != pool.device for tensor in weights if tensor.device.type != "cpu"):
-            raise Unrecordable("a tensor of the model is on another device than its inputs")
-        self.calls = 0  # for the owner to count
+            raise Unrecordable("a tensor of the model and the inputs are on different devices")
+        self.calls = 0  # counted by the owner
         self.is_random, self._static_outputs = is_random, static_outputs
         self._pool, self._weights = pool, Unchanged(weights, written=True)
         self._numbers, self._unwritten = numbers, Unchanged(numbers)
         before = torch.cuda.memory_reserved(pool.device)
-        # Tensors made under inference_mode could not be written to by a replay without it.
+        # A replay outside inference_mode could not write to tensors that were created under it.
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
             self._record(call, leaves, weights, is_random)
-        #: Bytes by which the memory that PyTorch holds on the device has grown.
+        #: The growth of PyTorch's reserved memory on the device, in bytes.
         self.bytes = max(0, torch.cuda.memory_reserved(pool.device) - before)
 
     def _record(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], is_random: bool) -> None:
-        """The inputs that the recording reads, and the outputs that it writes, lie in the memory of the pool, which
-        nobody but other recordings gets: not even when this one goes while a replay still runs. They are let go once it
-        is made, as each replay writes them before it reads them; outputs that are static stay."""
+        """The inputs and outputs of the recording are in the memory of the pool, which only other recordings use, even
+        if this one is deleted during a replay. Their tensors are released after the capture, as each replay writes them
+        before it reads them; static outputs stay."""
         with _capture(self._pool, is_random) as graph:
             static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
@@ -146,16 +145,16 @@ class Recording:
         self._graph = graph
 
     def is_current(self) -> bool:
-        """Whether what became part of the recording is as it was."""
+        """Whether the values that became part of the recording are unchanged."""
         return not self._numbers or self._unwritten.holds_for(self._numbers)
 
     def reads(self, weights: list[Tensor]) -> bool:
-        """Whether ``weights`` are those that the recording was made with, in the same places."""
+        """Whether ``weights`` are the weights of the recording, at the same addresses."""
         return self._weights.holds_for(weights)
 
     def replay(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """The flat outputs for the flat inputs ``leaves``, in tensors of the caller's own unless they are static. None
-        of the leaves may require a gradient that is wanted."""
+        """Return the flat outputs for the flat inputs ``leaves``, as new tensors unless they are static. The leaves
+        must not require gradients that the caller needs."""
 
         def launch(stream: int) -> list[Tensor]:
             for index, copy in self._inputs:
@@ -174,16 +173,16 @@ class Recording:
 
 
 class Repeated:
-    """A recorded call that reads and writes tensors where they lie, and that nobody but its owner uses meanwhile.
+    """A recorded call that reads and writes tensors in place, and that only its owner uses.
 
     Args:
-        call: takes and returns nothing, and draws no random numbers. It has run once before, and all tensors that it
-            reads and writes stay.
-        pool: where what it makes on its way lies.
+        call: takes no arguments, returns nothing and draws no random numbers. It has run once, and all tensors that it
+            reads and writes stay alive.
+        pool: provides the memory of intermediate values.
 
     Raises:
-        Unrecordable: the CUDA graph could not be made.
-        torch.OutOfMemoryError: there is too little memory.
+        Unrecordable: the CUDA graph could not be created.
+        torch.OutOfMemoryError: there is not enough memory.
     """
 
     def __init__(self, call: Callable[[], None], pool: Pool):
@@ -194,15 +193,15 @@ class Repeated:
         self._graph = graph
 
     def replay(self) -> None:
-        """The call once more."""
+        """Run the call again."""
         self._pool.in_turn(self._graph.replay)
 
 
 @contextmanager
 def _capture(pool: Pool, is_random: bool) -> Iterator[_Graph]:
-    """A graph of what is launched within the block. Raises Unrecordable."""
+    """Context manager that captures its launches in a graph. Raises Unrecordable."""
     collecting = gc.isenabled()
-    gc.disable()  # a graph that is freed during the recording would end it
+    gc.disable()  # freeing a graph during the capture would end it
     try:
         stream = pool.capture_stream.stream
         stream.wait_stream(torch.cuda.current_stream())
@@ -224,9 +223,9 @@ class _Input:
     """Copies arguments to a tensor of a recording.
 
     Args:
-        graph: is being captured, and copies by itself where it can.
-        held: the tensor of the recording. Only its address is kept, unless that is not enough to copy to it.
-        other: an argument; the others have its shape, strides and dtype.
+        graph: the graph under capture, which contains the copy where it can.
+        held: the tensor of the recording. Only its address is kept, unless the copy needs more.
+        other: an argument; all arguments have its shape, strides and dtype.
     """
 
     def __init__(self, graph: _Graph, held: Tensor, other: Tensor):
@@ -236,7 +235,7 @@ class _Input:
         self._node = graph.copy(self._address, other.data_ptr(), count) if count else None
 
     def read(self, source: Tensor, stream: int) -> None:
-        """Before a replay: from ``source``."""
+        """Copy ``source`` before a replay."""
         if self._node is not None:
             self._node.read_from(source.data_ptr())
         elif self._held is not None:
@@ -246,24 +245,24 @@ class _Input:
 
 
 class _Output:
-    """Copies a tensor of a recording, ``held``, to tensors of the caller's; see ``_Input``."""
+    """Copies ``held``, a tensor of a recording, to new tensors for the caller; see ``_Input``."""
 
     def __init__(self, graph: _Graph, held: Tensor):
         count = _bytes_without_gaps(held)
         self._held = held if count is None else None
         self._address, self._bytes, self._make = held.data_ptr(), count or 0, _maker(held)
-        # Nobody reads the target of now: each replay is given another.
+        # Nothing reads the current target: each replay sets another one.
         self._node = graph.copy(self._make().data_ptr(), self._address, count) if count else None
 
     def made(self) -> Tensor:
-        """Before a replay: the target."""
+        """Create the target before a replay."""
         target = self._make()
         if self._node is not None:
             self._node.write_to(target.data_ptr())
         return target
 
     def write(self, target: Tensor, stream: int) -> None:
-        """After the replay: to the ``target``, if the graph did not."""
+        """After the replay, copy to ``target`` unless the graph has done so."""
         if self._held is not None:
             target.copy_(self._held)
         elif self._node is None:
@@ -271,9 +270,9 @@ class _Output:
 
 
 def _bytes_without_gaps(*tensors: Tensor) -> int | None:
-    """How many bytes tensors of one shape and strides have. Without gaps all of them are copied, without the cost of an
-    operator. None where elements are conjugated or negated when they are read, or others lie between: such are copied
-    one by one."""
+    """The number of bytes of tensors of one shape and strides. Without gaps, one copy transfers all of them, without
+    the cost of an operator. None where elements have gaps between them, or the tensor is a conjugate or negative view:
+    an operator copies these."""
     first = tensors[0]
     span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride()))
     lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
@@ -281,7 +280,7 @@ def _bytes_without_gaps(*tensors: Tensor) -> int | None:
 
 
 class _Graph(Protocol):
-    """What a recording asks of a graph."""
+    """The interface of a graph for a recording."""
 
     def capture(self) -> AbstractContextManager[None]: ...
 
@@ -291,10 +290,10 @@ class _Graph(Protocol):
 
 
 class _RandomGraph:
-    """A graph that draws other numbers at each replay.
+    """A graph that draws other numbers in each replay.
 
-    PyTorch then counts in its generators, for whole graphs in advance, and has other threads draw none while one is
-    captured; that is why other graphs are captured without it.
+    PyTorch then advances its generators for whole graphs, and other threads cannot draw during a capture. For that
+    reason, other graphs are captured without it.
     """
 
     def __init__(self, handle: Any):
@@ -303,7 +302,7 @@ class _RandomGraph:
     @contextmanager
     def capture(self) -> Iterator[None]:
         try:
-            # Other threads may use the device meanwhile.
+            # Other threads may use the device during the capture.
             self._graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
             yield
             self._graph.capture_end()
@@ -312,14 +311,14 @@ class _RandomGraph:
             raise
 
     def copy(self, target: int, source: int, count: int) -> None:
-        """It has no copies of its own, as PyTorch does not keep the nodes of its graphs."""
+        """Return None: PyTorch does not keep the nodes of its graphs, so there is no copy node."""
 
     def replay(self, stream: int) -> None:
         self._graph.replay()
 
     def _abandon(self) -> None:
-        """End a capture that has failed. Where the end fails as well, PyTorch goes on taking memory for it, and refuses
-        random numbers, until another capture has ended."""
+        """End a failed capture. If ending it also fails, PyTorch keeps allocating for the capture and refuses random
+        numbers until another capture has ended."""
         try:
             self._graph.capture_end()
         except RuntimeError:
@@ -331,7 +330,7 @@ class _RandomGraph:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """An empty tensor that lies in memory as ``tensor`` does."""
+    """Return an empty tensor with the memory layout of ``tensor``."""
     if not _has_no_overlap(tensor):
         raise Unrecordable("elements of an argument share memory")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -340,7 +339,7 @@ def _like(tensor: Tensor) -> Tensor:
 def _kinds_of(
     outputs: Sequence[Any], static: list[Any], weights: Sequence[Tensor]
 ) -> tuple[list[_Given | _Fixed | None], list[Tensor]]:
-    """What each output is, None where a replay writes it, and those that it writes."""
+    """The kind of each output, None for outputs that a replay writes, and the list of the latter."""
     given = {id(value): index for index, value in enumerate(static) if isinstance(value, Tensor)}
     known = {id(weight) for weight in weights}
     held = {_memory(tensor) for tensor in (*weights, *(value for value in static if isinstance(value, Tensor)))}
@@ -352,9 +351,9 @@ def _kinds_of(
         elif id(value) in given:
             kinds.append(_Given(given[id(value)]))
         elif not value.is_cuda:
-            raise Unrecordable("an output lies in the memory of the host")
+            raise Unrecordable("an output is in host memory")
         elif value.numel() and _memory(value) in held:
-            raise Unrecordable("an output shares memory with another, an argument or a weight")
+            raise Unrecordable("an output shares memory with another output, an argument or a weight")
         else:
             held.add(_memory(value))
             written.append(value)
@@ -367,14 +366,14 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _maker(tensor: Tensor) -> Callable[[], Tensor]:
-    """Makes tensors that lie in memory as ``tensor`` does, without holding it."""
+    """Return a function that creates tensors with the memory layout of ``tensor``, without keeping it alive."""
     if not _has_no_overlap(tensor):
         raise Unrecordable("elements of an output share memory")
     return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _has_no_overlap(tensor: Tensor) -> bool:
-    """Whether each element has memory of its own: sorted by stride, each dimension lies beyond all before it."""
+    """Whether no two elements share memory: sorted by stride, each dimension steps beyond the extent of all before."""
     reach = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size <= 1:

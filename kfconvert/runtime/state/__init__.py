@@ -1,1 +1,1 @@
-"""What a model holds, and how a converted model detects that it has changed."""
+"""The state of a model, and how a converted model detects that it has changed."""

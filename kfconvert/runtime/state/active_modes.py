@@ -1,4 +1,4 @@
-"""What of a thread decides how its calls run: modes that look on, and the default device."""
+"""The modes and the default device of a thread, which affect its calls."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ def default_device() -> torch.device:
 
 
 def function_mode() -> str | None:
-    """The class of a TorchFunctionMode of this thread, which may do anything in the place of functions; None without
-    one."""
+    """The class name of an active TorchFunctionMode of this thread, which may replace any function, or None."""
     for index in range(torch._C._len_torch_function_stack()):
         mode = torch._C._get_function_stack_at(index)
-        # torch.set_default_device is a mode too, and decides about new tensors only.
+        # torch.set_default_device is also a mode, and only affects new tensors.
         if type(mode) is not DeviceContext:
             return type(mode).__name__
     return None
 
 
 def onlooker() -> str | None:
-    """Why a program must not run under a mode of this thread, which would not see the original's operators; None
-    without one."""
+    """The reason why a program must not run under a mode of this thread, which would miss the original's operators;
+    None without one."""
     mode = function_mode() if torch._C._len_torch_function_stack() else None
     if mode is not None:
-        return f"the {mode} around it would not see the fused calls"
+        return f"the active {mode} would not see the fused calls"
     if torch._C._len_torch_dispatch_stack():
-        return "the TorchDispatchMode around it would not see the fused calls"
+        return "the active TorchDispatchMode would not see the fused calls"
     return None

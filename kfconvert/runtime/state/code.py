@@ -1,8 +1,8 @@
-"""The functions behind the forwards of a model: methods of its classes, and what these name in their Python modules.
+"""The functions behind the forwards of a model: methods of its classes, and functions that these name.
 
-Libraries patch both in a process that holds a converted model: the ``forward`` of a class, or a function such as
-``apply_rotary_pos_emb`` in the globals of a model's file. What a function finds in other ways, such as in lists and
-dicts, is fixed at conversion, see ``docs/guide/limits.md``.
+Libraries patch both in a process with a converted model: the ``forward`` of a class, or a function such as
+``apply_rotary_pos_emb`` in the globals of a model's file. Functions that code finds in other ways, such as in lists and
+dicts, are fixed at conversion, see ``docs/guide/limits.md``.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ from .random_generators import GENERATORS
 from .references import Holdings
 from .watch import INSIDE, MISSING, Entry, inside
 
-# A name in words, and the entry of a ``Watch``.
+# A description, and the entry of a ``Watch``.
 Found = tuple[str, Entry]
 
-# torch looks these names up in the class of every module.
+# torch looks up these names in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
-# So many wrappers of a function, and values of closures, are followed.
+# The maximum number of wrappers and closure values that the walk follows.
 _DEPTH = 12
-# Libraries whose code may ask whether it is being compiled, but gives the same results either way.
+# Libraries whose code may check whether it is compiled, but returns the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
-# Of PyTorch itself, nn.TransformerEncoder puts zeros where a mask pads at the right, but where it is compiled.
+# In PyTorch itself, nn.TransformerEncoder writes zeros where a mask pads at the right, except when compiled.
 _OTHER_COMPILED = frozenset(("torch.nn.modules.transformer",))
-# By these code finds that it is compiled without a call.
+# Names by which code detects a compiler without a call.
 OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
-# What transformers looks up by name, such as attention functions, see ``GeneralInterface`` there.
+# Objects that transformers looks up by name, such as attention functions, see ``GeneralInterface`` there.
 _REGISTRIES = ("_local_mapping", "_global_mapping")
 _CONTAINERS = (list, dict, set, collections.deque, *GENERATORS)
 
 
 def whole_walk(model: nn.Module) -> CodeWalk:
-    """All code that modules and configurations of ``model`` can run, whatever a trace has read."""
+    """All code that modules and configurations of ``model`` can run, even if a trace did not read it."""
     held = Holdings(model)
     return CodeWalk([type(each) for each in (*model.modules(), *held.configurations)], held.functions, None)
 
 
 def is_same_compiled(module: str | None) -> bool:
-    """Whether code of the Python module of this name gives the same results where it is compiled."""
+    """Whether code of the Python module of this name returns the same results when compiled."""
     if module in _OTHER_COMPILED:
         return False
     return not is_of_author(module) or (module or "").partition(".")[0] in _SAME_COMPILED
 
 
 def class_dict(owner: type) -> dict[str, Any]:
-    """The dict behind the read-only ``owner.__dict__``; it has a version, which the other one hides."""
+    """The dict behind the read-only ``owner.__dict__``, which hides the dict's version."""
     return gc.get_referents(owner.__dict__)[0]
 
 
 class CodeWalk:
-    """The functions that instances of ``classes`` run, from their forwards on, and that ``functions`` run.
+    """The functions that instances of ``classes`` run, from their forwards on, and that ``functions`` call.
 
-    ``asked_for`` has the names of attributes and globals in code of a model's author, ``of_compilers`` those of
-    ``OF_COMPILERS`` in code that may do something else while it is compiled. ``containers`` has lists, dicts and sets
-    by the names of the globals that hold them, ``cached`` the functions with a cache.
+    ``asked_for`` has the names of attributes and globals in the code of model authors. ``of_compilers`` has the names
+    from ``OF_COMPILERS`` in code that may behave differently when compiled. ``containers`` has lists, dicts and sets by
+    the names of their globals, ``cached`` the functions with a cache.
 
     Args:
-        reads: what a trace has read of instances: of classes, the methods and properties among it are followed. None
-            follows all methods that any of the code names.
+        reads: the reads of a trace; the walk follows only these methods and properties of classes. None follows all
+            methods that any of the code names.
     """
 
     def __init__(self, classes: Iterable[type], functions: Iterable[Any], reads: Collection[Read] | None):
@@ -77,14 +77,14 @@ class CodeWalk:
         self.of_compilers = set[str]()
         self.containers: dict[str, Any] = {}
         self.cached: dict[int, functools._lru_cache_wrapper[Any]] = {}
-        self._of_author = True  # whether code of a model's author is followed now
+        self._of_author = True  # whether the current code is a model author's
         self._names = set[str](_ALWAYS)
-        self._inherited = set[str](_ALWAYS)  # names that code reads of ``super()``
+        self._inherited = set[str](_ALWAYS)  # names that code reads from ``super()``
         self._functions: dict[int, types.FunctionType] = {}
         self._found: dict[tuple[int, Any], Found] = {}
         of_class, of_objects = names_by_class(reads or ()), {read for read in reads or () if isinstance(read, str)}
         owners = list(dict.fromkeys(classes))
-        # Libraries replace it with kernels of theirs; transformers calls it from a function in a registry.
+        # Libraries replace this function with their kernels; transformers calls it from a function in a registry.
         self._note(
             vars(nn.functional), "scaled_dot_product_attention", "torch.nn.functional.scaled_dot_product_attention"
         )
@@ -98,14 +98,14 @@ class CodeWalk:
                 self._methods(owner, self._inherited | (self._names if reads is None else read))
 
     def entries(self) -> Iterator[Found]:
-        """The places that hold these functions, and what stands at them."""
+        """The places that hold these functions, with their current values."""
         yield from self._found.values()
 
     def functions(self) -> list[types.FunctionType]:
         return list(self._functions.values())
 
     def codes(self) -> list[types.CodeType]:
-        """That of all functions that were reached, and of the functions within them."""
+        """The code of all functions in the walk, including nested functions."""
         pending = list({id(each.__code__): each.__code__ for each in self._functions.values()}.values())
         found = []
         while pending:
@@ -114,8 +114,8 @@ class CodeWalk:
         return found
 
     def _methods(self, owner: type, names: set[str]) -> None:
-        """Methods called ``names`` of a class and of its bases. One that is assigned to a class later comes before
-        those of its bases."""
+        """Methods called ``names`` of a class and of its bases. A method that is assigned to a class later takes
+        precedence over the methods of its bases."""
         classes = owner.__mro__[:-1]
         for name in sorted(names):
             if any(name in vars(base) for base in classes):
@@ -125,7 +125,7 @@ class CodeWalk:
                     self._follow(vars(base).get(name), f"{base.__qualname__}.{name}")
 
     def _follow(self, value: Any, name: str, depth: int = 0) -> None:
-        """Reach the functions in ``value``: a function, method, property, or partial or decorated function."""
+        """Follow the functions in ``value``: a function, method, property, or partial or decorated function."""
         if depth > _DEPTH:
             return
         if isinstance(value, types.FunctionType):
@@ -152,7 +152,7 @@ class CodeWalk:
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         if not _is_followed(function.__module__) and self._of_author:
-            self.asked_for.add(function.__name__)  # it may have another name here
+            self.asked_for.add(function.__name__)  # the name here may differ
         if id(function) in self._functions or not _is_followed(function.__module__):
             return
         self._functions[id(function)] = function
@@ -200,8 +200,8 @@ class CodeWalk:
 
 
 def _is_followed(module: str | None) -> bool:
-    """Whether functions of the Python module of this name are followed: those of a model's author, and the forwards of
-    torch's own modules, which look up by name what they call."""
+    """Whether functions of the Python module of this name are followed: functions of a model's author, and the forwards
+    of torch's modules, which look up their functions by name."""
     return is_of_author(module) or (
         (module or "").startswith(("torch.nn.modules.", "torch.nn.functional")) and module != nn.Module.__module__
     )

@@ -1,4 +1,4 @@
-"""Whether the code behind a model, and the switches that it asks for, are as they were."""
+"""Checks whether the code behind a model, and the switches that it reads, have changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GETTERS = (
     "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_deterministic_algorithms_warn_only",
     "_is_multithreading_enabled",
 )  # fmt: skip
-# Switches that code can ask for.
+# Switches that code can read.
 _SWITCHES: dict[str, Callable[[], Any]] = {
     "is_inference_mode_enabled": torch.is_inference_mode_enabled,
     "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
@@ -53,8 +53,8 @@ _SWITCHES: dict[str, Callable[[], Any]] = {
 
 
 class Codes:
-    """The code behind modules that are looked up one after the other, with nothing changed in between. Layers of one
-    structure share one code."""
+    """The code behind modules that are looked up in sequence, without changes in between. Layers of equal structure
+    share one code."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Code] = {}
@@ -77,22 +77,22 @@ class Code:
         self.functions = walk.functions()
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)
-        self.watch.first_change()  # which looks up the dicts of attributes that the entries speak of
+        self.watch.first_change()  # resolves the attribute dicts of the entries
         self.names = [name for name, _ in found]
 
     def switched(self) -> str | None:
-        """Which switch of the process, for which the code asks, is not as it was; None where all are."""
+        """The changed process switch that the code reads; None where all have their former values."""
         for name, before in self.switches.items():
             if _SWITCHES[name]() != before:
-                return f"its code asks for {name}, which was {before} at the conversion"
+                return f"the model's code reads {name}, which was {before} at the conversion"
         return None
 
     def refusal(self) -> str | None:
-        """None where the code is as it was, else what is not."""
+        """None where the code is unchanged, else the reason."""
         watch = self.watch
         changed = watch.first_change()
         if changed is not None and (switched_off() or torch.compiler.is_exporting() or methods_stand_over()):
-            for _ in range(2):  # twice, as the trace may begin to replace things in between
+            for _ in range(2):  # twice, as a trace may begin in between
                 changed = Watch(map(_during_trace, watch.entries)).first_change()
                 if changed is None:
                     break
@@ -105,7 +105,7 @@ class Code:
 
 
 def _during_trace(entry: Entry) -> Entry:
-    """``entry``; or, if a trace in another thread makes it fail for now, an entry that always holds."""
+    """``entry``, or an entry that always holds where a trace in another thread temporarily violates ``entry``."""
     holder, key, expected = entry
     if not (isinstance(holder, dict) and isinstance(key, str)):
         return entry

@@ -1,4 +1,4 @@
-"""What code reads of configurations that are dicts: items and attributes by their names, or the dict as a whole."""
+"""Records the items and attributes that code reads from configurations that are dicts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...region import Read
 
 _OF_KEYS = ("__getitem__", "__contains__", "get")
 _OF_ALL = ("__iter__", "__len__", "__eq__", "__ne__", "__reversed__", "__or__", "__ror__", "__repr__")
-# Of attributes that the class has, those by which nothing is read.
+# Class attributes whose use reads no item.
 _OF_NOTHING = frozenset((*_OF_KEYS, "__class__"))
 _WHOLE = "__dict__"
 
 
 @contextmanager
 def recorded_entries(own: type, reads: set[Read]) -> Iterator[None]:
-    """Within the block, ``reads`` is told what this thread reads of dicts of the very class ``own``, for which
-    ``is_config_dict`` holds."""
+    """Context manager that adds this thread's reads of dicts of the exact class ``own`` to ``reads``;
+    ``is_config_dict`` holds for ``own``."""
     here = ThisThread()
 
     def noted(self: Any, name: Any) -> None:
@@ -46,7 +46,7 @@ def recorded_entries(own: type, reads: set[Read]) -> Iterator[None]:
         def read(self: Any, name: str) -> Any:
             if not hasattr(own, name):
                 noted(self, name)
-            elif name not in _OF_NOTHING and _is_of_author():  # a method that reads whatever it likes
+            elif name not in _OF_NOTHING and _is_of_author():  # a method that may read anything
                 noted(self, _WHOLE)
             return before(self, name)
 
@@ -63,5 +63,5 @@ def recorded_entries(own: type, reads: set[Read]) -> Iterator[None]:
 
 
 def _is_of_author() -> bool:
-    """Whether the code that reads, two frames up from here, is neither torch's nor this package's."""
+    """Whether the reading code, two frames up, belongs neither to torch nor to this package."""
     return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")

@@ -1,5 +1,5 @@
-"""What the forward of a model reads of its modules' plain attributes and of the objects that they hold, such as
-configurations; later changes of all else do not matter."""
+"""Records the plain attributes and objects, such as configurations, that the forward of a model reads. Changes of all
+others are irrelevant."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from .fingerprint import may_fetch
 from .references import Holdings, configurations
 from .watch import MISSING
 
-# To what depth configurations within configurations are compared.
+# The maximum depth at which nested configurations are compared.
 _DEPTH = 20
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
-# An attribute that a module has by the name of one of these comes before it.
+# A module's attribute with one of these names takes precedence.
 _METHODS = frozenset(name for name in _OF_EVERY_MODULE - OF_EVERY_MODULE - OF_CONVERSION if not name.startswith("__"))
-# What every module holds beside its mode and what is in the tree of modules, such as its hooks.
+# The attributes of every module besides its mode and the module tree, such as its hooks.
 HELD_BY_ALL = OF_EVERY_MODULE - {"training", "_parameters", "_buffers", "_modules"}
 
-# Names that give all parameters or buffers, including those that are added later.
+# Names that return all parameters or buffers, including later additions.
 WHOLE = frozenset(
     ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict")
 )
 
 
 def names_by_class(reads: Collection[Read]) -> dict[type, set[str]]:
-    """The names of attributes that were read of modules, by the class of the module."""
+    """The names of attributes that were read from modules, by the class of the module."""
     found: dict[type, set[str]] = {}
     for read in reads:
         if isinstance(read, tuple):
@@ -55,7 +55,7 @@ def names_by_class(reads: Collection[Read]) -> dict[type, set[str]]:
 
 @contextmanager
 def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
-    """Within the block, what is read of the modules of ``model`` and of the objects that they hold is collected."""
+    """Context manager that collects reads from the modules of ``model`` and from the objects that they hold."""
     reads: set[Read] = set()
     held = Holdings(model)
     kinds = set(map(type, held.config_dicts))
@@ -64,7 +64,7 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
         for own, holders in by_class.items():
             try:
                 stack.enter_context(_recorded(own, reads))
-            except Exception:  # a class that takes no method: everything in them may have been read
+            except Exception:  # the class accepts no method: assume that everything is read
                 reads.add((own, "__dict__"))
                 reads.update(() if issubclass(own, nn.Module) else [name for each in holders for name in vars(each)])
         for own in kinds:
@@ -74,7 +74,7 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
 
 
 def grouped_by_class(holders: Iterable[Any]) -> dict[type, list[Any]]:
-    """``holders`` by their very classes."""
+    """``holders`` by their exact classes."""
     found: dict[type, list[Any]] = {}
     for holder in holders:
         found.setdefault(type(holder), []).append(holder)
@@ -82,13 +82,13 @@ def grouped_by_class(holders: Iterable[Any]) -> dict[type, list[Any]]:
 
 
 def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
-    """The settings of ``model`` that ``reads`` implies: all where ``__dict__`` was read, and those that were read by
-    another of their names."""
+    """The settings of ``model`` that ``reads`` implies: all settings where ``__dict__`` was read, and settings that
+    were read by another of their names."""
     found: set[Read] = set()
     for config in configurations(model):
         if "__dict__" in reads:
             found |= settings_of(config)
-        # transformers lets some settings go by several names.
+        # transformers has aliases for some settings.
         aliases = getattr(config, "attribute_map", None)
         if isinstance(aliases, dict):
             found.update([aliases[name] for name in reads if name in aliases])
@@ -96,8 +96,8 @@ def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
 
 
 def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) -> bool:
-    """Whether a forward that has read ``reads`` finds the same in both: in equal values, and in configurations of one
-    class, whatever else these hold."""
+    """Whether a forward with ``reads`` finds equal values in both: the values are equal, or both are configurations of
+    one class with equal settings among ``reads``."""
     if is_equal(value, other):
         return True
     kind = type(value)
@@ -105,7 +105,7 @@ def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) ->
         return False
     if kind is Tensor:
         return _is_same_tensor(value, other)
-    if kind is dict:  # a table that ``eval()`` has cleared, and that a call has filled again
+    if kind is dict:  # a table that ``eval()`` cleared and a call refilled
         return list(value) == list(other) and all(is_alike(value[key], other[key], reads, depth + 1) for key in value)
     if not is_class_of_author(kind) or slotted(value):
         return False
@@ -126,15 +126,15 @@ def _is_same_tensor(tensor: Tensor, other: Tensor) -> bool:
 
 
 def settings_of(config: Any) -> set[str]:
-    """The names of all that ``config`` holds, but for where transformers has read it from, which is another folder for
-    each artifact: that counts only where it was read by its name."""
+    """The names of all settings of ``config``, without the path that transformers has loaded it from. The path differs
+    for each artifact, and counts only where the forward read it."""
     return vars(config).keys() - {"_name_or_path"}
 
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[bool]:
-    """Within the block, the setting ``use_cache`` of ``model``, which was on, reads as off in this thread; False if it
-    was not. Other models, in other threads, may have the same configuration."""
+    """Context manager under which the setting ``use_cache`` of ``model`` reads as off in this thread; False if it was
+    off already. Other models, in other threads, may share the configuration."""
     found = [config for config in configurations(model) if "use_cache" in vars(config)]
     with ExitStack() as stack:
         yield bool(found) and all(
@@ -152,7 +152,7 @@ def _without_cache(config: Any) -> Iterator[bool]:
     with ExitStack() as stack:
         try:
             stack.enter_context(method_over(type(config), "__getattribute__", reading))
-        except Exception:  # a class that takes no method
+        except Exception:  # the class accepts no method
             yield False
             return
         try:
@@ -163,17 +163,17 @@ def _without_cache(config: Any) -> Iterator[bool]:
 
 @contextmanager
 def _recorded(own: type, reads: set[Read]) -> Iterator[None]:
-    """Within the block, ``reads`` is told what this thread reads of objects of the very class ``own``: also of copies
-    that the forward makes of those that the model holds."""
+    """Context manager that adds this thread's reads of objects of the exact class ``own`` to ``reads``, including
+    copies that the forward makes."""
     of_module, here = issubclass(own, nn.Module), ThisThread()
-    # In eval mode, torch's own dropouts do nothing with what they read of themselves.
+    # In eval mode, torch's own dropouts ignore the attributes that they read.
     idle = _DropoutNd.__module__ if issubclass(own, _DropoutNd) else None
     if issubclass(own, torch.jit.ScriptModule):
         raise TypeError("its attributes are read by compiled code")
 
     def reading(before: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         def read(self: Any, name: str) -> Any:
-            # A class that is derived from this one has a function of its own in its place.
+            # A derived class has a different function in its place.
             if _is_of(type(self), own) and here and (not of_module or _is_read_of_module(name, idle)):
                 reads.add((own, name) if of_module else name)
             return before(self, name)
@@ -188,15 +188,15 @@ def _recorded(own: type, reads: set[Read]) -> Iterator[None]:
 
 
 def _is_of(kind: type, own: type) -> bool:
-    """Whether ``kind`` is ``own``, or what the exporter has in its place: modules that are registered at several places
-    run as objects with the same attributes, of a class that is derived for each."""
+    """Whether ``kind`` is ``own`` or the exporter's replacement for it. For modules that are registered at several
+    places, the exporter creates objects with the same attributes, of a derived class for each place."""
     return kind is own or (own in kind.__bases__ and issubclass(kind, _AttrProxy))
 
 
 def _is_read_of_module(name: str, idle: str | None) -> bool:
-    """Whether reading the attribute ``name`` of a module, two frames up from here, makes its forward depend on it.
-    What every module has, or what gives all attributes, parameters or buffers, counts unless torch or this package
-    reads it."""
+    """Whether reading the attribute ``name`` of a module, two frames up, makes its forward depend on it. Attributes of
+    every module, and names that return all attributes, parameters or buffers, do not count where torch or this package
+    reads them."""
     if name == "__dict__" or name in WHOLE or name in _METHODS or name in HELD_BY_ALL:
         return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
     if idle is not None and sys._getframe(2).f_globals.get("__name__") == idle:

@@ -1,4 +1,4 @@
-"""What lists, dicts and plain objects hold, as entries of a Watch: a forward that reads one depends on its contents."""
+"""The contents of lists, dicts and plain objects as entries of a Watch, for forwards that read them."""
 
 from __future__ import annotations
 
@@ -24,42 +24,41 @@ from .fingerprint import fingerprints
 from .random_generators import GENERATORS
 from .watch import DICT, ITEMS, MISSING, SIZE, TYPE, Attributes, Entry
 
-# (path of the container in words, entry)
+# (description of the path to the container, entry)
 Found = tuple[str, Entry]
 
-# To what depth containers within containers are watched.
+# The maximum depth of watched nested containers.
 _DEPTH = 4
-# So many containers and objects are visited at most.
+# The maximum number of containers and objects that are visited.
 _MOST = 50_000
-# Larger arrays would take too long to compare at each call.
+# Comparing larger arrays in each call would take too long.
 _MOST_BYTES = 1 << 16
-# Tensors of so few bytes are compared in less time than it takes to ask whether they were written.
+# Comparing tensors of so few bytes is faster than checking whether they were written.
 _FEW_BYTES = 1 << 10
-# What every module has in its instance dict.
+# The instance dict keys of every module.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _TREE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 _HELD = (dict, collections.OrderedDict, set, list, tuple)
 
 
 class OfConversion:
-    """What a conversion puts into the instance dict of a model, to be taken out again: base class."""
+    """Base class of values that a conversion adds to the instance dict of a model, and that can be removed again."""
 
 
 OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-# The methods by which code reads entries of a dict.
+# The methods that read entries of a dict.
 _READING = frozenset((
     "__getattribute__", "__getattr__", "__getitem__", "__missing__", "__contains__", "__iter__", "__len__", "__eq__",
     "get", "keys", "values", "items",
 ))  # fmt: skip
-# pytest puts calls of its own into assertions.
+# pytest inserts its own calls into assertions.
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", "pytest", "_pytest", "pluggy", *sys.stdlib_module_names))
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own, or a
-    namespace."""
+    """Whether ``value`` is a namespace, or an instance with attributes of a Python class by a model's author."""
     if isinstance(value, _NAMESPACES):
         return True
     if isinstance(value, (type, nn.Module, Tensor, types.ModuleType, dict, list, tuple, set, frozenset)):
@@ -68,8 +67,8 @@ def is_plain_object(value: Any) -> bool:
 
 
 def is_config_dict(value: Any) -> bool:
-    """Whether ``value`` is a dict with attributes, of an author's class that reads entries as a dict does, such as a
-    configuration of diffusers. Of these, as of plain objects, only what was read counts."""
+    """Whether ``value`` is a dict with attributes, of an author's class that reads entries like a dict, such as a
+    configuration of diffusers. Only reads count, as for plain objects."""
     kind = type(value)
     if not (isinstance(value, dict) and is_class_of_author(kind)) or instance_dict(value) is None:
         return False
@@ -78,8 +77,8 @@ def is_config_dict(value: Any) -> bool:
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object, None where it has no dict of them; found without the class's own way to look them
-    up, which may raise anything."""
+    """The attribute dict of an object, None where it has none. The class's attribute lookup, which may raise any error,
+    is not used."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -94,7 +93,7 @@ def is_of_author(module: str | None) -> bool:
 
 
 def is_class_of_author(kind: type) -> bool:
-    """Whether a class is an author's. One that is made by a function of Python's may go by the module of that."""
+    """Whether a class is by a model's author. A class that Python's own functions create may name their module."""
     if is_of_author(kind.__module__):
         return True
     is_written_in_python = bool(kind.__flags__ & _HEAP_TYPE) and isinstance(vars(kind).get("__module__"), str)
@@ -107,14 +106,14 @@ def _is_found(kind: type) -> bool:
 
 @functools.cache
 def is_of_project(module: str | None) -> bool:
-    """Whether the Python module of this name is the user's own: an author's, and no installed library's."""
+    """Whether the Python module of this name is the user's own: an author's module outside of installed libraries."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     return is_of_author(module) and not any(folder in file for folder in ("site-packages", "dist-packages"))
 
 
 @functools.cache
 def _hides_one_of_python(root: str) -> bool:
-    """Whether an author's module is called like one of Python's own, and is found before it."""
+    """Whether an author's module shadows a standard library module."""
     file = getattr(sys.modules.get(root), "__file__", None)
     if root not in sys.stdlib_module_names or not isinstance(file, str):
         return False
@@ -124,15 +123,14 @@ def _hides_one_of_python(root: str) -> bool:
 
 
 def items(value: Any) -> list[Any]:
-    """What a list, tuple, set, deque or dict holds; nothing for others."""
+    """The values in a list, tuple, set, deque or dict; an empty list for other types."""
     if isinstance(value, dict):
-        return list(dict.values(value))  # a subclass may have a method of its own
+        return list(dict.values(value))  # a subclass may override the method
     return list(value) if isinstance(value, (list, tuple, set, frozenset, collections.deque)) else []
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """What ``module`` holds besides its parameters, buffers and submodules; no empty containers, such as those for
-    hooks that nobody has registered."""
+    """The attributes of ``module`` other than parameters, buffers, submodules and empty containers."""
     found = vars(module)
     return {name: value for name, value in found.items() if name not in _TREE and (type(value) not in _HELD or value)}
 
@@ -143,18 +141,18 @@ def plain_objects(values: list[Any]) -> list[Any]:
 
 
 def generators(values: list[Any]) -> list[Any]:
-    """The distinct random generators there."""
+    """The distinct random generators among ``values`` and in their contents."""
     return [value for value in reached(values) if isinstance(value, GENERATORS)]
 
 
 def lies_in(model: nn.Module, module: nn.Module) -> bool:
-    """Whether ``model`` is ``module`` or one of the modules within it."""
+    """Whether ``model`` is ``module`` or one of its submodules."""
     return any(each is model for each in module.modules())
 
 
 def reached(values: list[Any]) -> list[Any]:
-    """The distinct values among ``values``, in containers there, in the attributes of plain objects, and in what
-    functions are bound to."""
+    """The distinct values among ``values``, in containers there, in attributes of plain objects, and in the bound
+    objects of functions."""
     found: dict[int, Any] = {}
     pending, visited = list(values), 0
     while pending and visited < _MOST:
@@ -179,7 +177,7 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values."""
+    """A comparable form of a container that a Watch does not cover; None for other values."""
     if isinstance(value, (set, frozenset)):
         return frozenset(value)
     if isinstance(value, (collections.deque, bytearray)):
@@ -190,7 +188,7 @@ def _copied(value: Any) -> Any:
 
 
 def slotted(value: Any) -> dict[str, Any]:
-    """What an object of a class of a model's author has in its slots, by name; MISSING where it has nothing."""
+    """The slot values by name of an object of an author's class; MISSING for empty slots."""
     if not is_class_of_author(type(value)):
         return {}
     return {name: getattr(value, name, MISSING) for kind in type(value).__mro__ for name in _slots(kind)}
@@ -205,9 +203,8 @@ def _slots(kind: type) -> list[str]:
 
 
 class _Numbers:
-    """What a tensor held when this was made. A small one in the memory of the host is compared in each call, as is one
-    without an address. Of others it is asked whether they were written, as far as that leaves a trace; what they hold
-    is compared where they were, or ``closely``."""
+    """The elements of a tensor at construction. Small host tensors, and tensors without an address, are compared in
+    each call. Other tensors are compared where a detectable write has occurred, or ``closely``."""
 
     def __init__(self, tensor: Tensor):
         self._kind = tensor.shape, tensor.dtype
@@ -224,10 +221,10 @@ class _Numbers:
 
 
 def first_different(compared: list[tuple[str, Any, Any]], closely: bool = False) -> str | None:
-    """The name of the first container or tensor that does not hold what it held, None where all do.
+    """The name of the first container or tensor whose content has changed, None where there is none.
 
     Args:
-        closely: tensors that nobody seems to have written are compared too.
+        closely: also compare tensors without a detectable write.
     """
     for name, value, known in compared:
         if not (known.are_in(value, closely) if type(known) is _Numbers else is_equal(_copied(value), known)):
@@ -236,14 +233,14 @@ def first_different(compared: list[tuple[str, Any, Any]], closely: bool = False)
 
 
 class Contents:
-    """Collects the entries for what containers hold, each container once, to a depth of ``_DEPTH``.
+    """Collects the entries for the contents of containers, each container once, to a depth of ``_DEPTH``.
 
-    ``compared`` has those that a Watch cannot look into (sets, deques, arrays, objects with slots), and tensors, each
-    with what it held.
+    ``compared`` has the previous contents of tensors and of containers that a Watch does not cover (sets, deques,
+    arrays, objects with slots).
 
     Args:
-        model: of modules that this one is registered in it does not matter what a conversion puts there.
-        reads: what a trace has read; configurations that are dicts are watched for that alone. None for all.
+        model: attributes that a conversion adds are ignored in modules that contain this model.
+        reads: the reads of a trace: only these are watched in configurations that are dicts. None for all.
     """
 
     def __init__(self, model: nn.Module | None = None, reads: Collection[Read] | None = None):
@@ -254,7 +251,7 @@ class Contents:
         self.compared: list[tuple[str, Any, Any]] = []
 
     def of(self, name: str, value: Any, depth: int = 0) -> Iterator[Found]:
-        """Entries for what ``value``, which goes by ``name``, holds, if it is a container of a kind that may change."""
+        """Return entries for the contents of ``value``, called ``name``, if it is a mutable container."""
         if id(value) in self._seen or depth > _DEPTH:
             return
         if isinstance(value, nn.Module):
@@ -280,7 +277,7 @@ class Contents:
             self.compared.append((name, value, known))
 
     def _of_config_dict(self, name: str, value: Any, read: list[str], depth: int) -> Iterator[Found]:
-        """The entries for the items and attributes of these names that ``value`` has, or does not have."""
+        """Return entries for the items and attributes with these names, present or missing in ``value``."""
         self._seen[id(value)] = value
         yield name, (value, DICT, None)
         for key in read:
@@ -290,8 +287,7 @@ class Contents:
                 yield from self.of(f"{name}.{key}", found, depth=depth + 1)
 
     def _of_module(self, name: str, module: nn.Module, depth: int) -> Iterator[Found]:
-        """The entries for a module that only a list or an object holds; modules of the model itself are watched by
-        ``ModelState``."""
+        """Return entries for a module of a list or an object only; ``ModelState`` watches the model's modules."""
         around = self._model is not None and lies_in(self._model, module)
         left_out = OF_CONVERSION if around else frozenset[str]()
         for inner in module.modules():
@@ -309,7 +305,7 @@ class Contents:
             for key, held in list(vars(inner).items()):
                 if key in left_out:
                     continue
-                if isinstance(held, dict) and key.startswith("_"):  # hooks of each kind
+                if isinstance(held, dict) and key.startswith("_"):  # dicts of hooks
                     yield name, (held, SIZE, len(held))
                 yield name, (inner, key, held)
                 if key not in OF_EVERY_MODULE and not isinstance(held, Tensor):

@@ -1,4 +1,4 @@
-"""Derived: values computed from tensors (folded, packed weights), forgotten when one of those changes."""
+"""Derived: a cache of values computed from tensors (folded, packed weights), cleared when a tensor changes."""
 
 import threading
 import weakref
@@ -13,16 +13,16 @@ from .fingerprint import fingerprints
 from .watch import Watch
 
 try:
-    # Compiled (csrc/watch.h), at a quarter of the time of the functions below; a state is then a bytes object.
+    # Compiled (csrc/watch.h), in a quarter of the time of the functions below; a state is then a bytes object.
     from ..._C import has_state as _has_state
     from ..._C import tensor_state as _tensor_state
-except ImportError:  # kfconvert doctor tells why
+except ImportError:  # kfconvert doctor reports why
     _has_state = _tensor_state = None
 
 
 class _Values(dict):
-    """What was derived from tensors on ``device``, a GPU or else None. An item is there for others, whatever streams
-    they use, once the device has finished it."""
+    """Values derived from tensors on ``device``, a GPU or else None. Other streams see an item only after the device
+    has finished it."""
 
     __slots__ = ("device",)
 
@@ -35,34 +35,35 @@ class _Values(dict):
 
 
 def finish(device: torch.device | None) -> None:
-    """Wait until ``device``, where it is a GPU, has done what was launched on the current stream."""
+    """Wait until ``device``, if it is a GPU, has finished the work on the current stream."""
     if device is not None:
         torch.cuda.current_stream(device).synchronize()
 
 
 def is_captured(device: torch.device | None) -> bool:
-    """Whether a CUDA graph is being captured on the current stream of ``device``: what is computed now is not there
-    before the graph runs."""
+    """Whether a CUDA graph is being captured on the current stream of ``device``: values computed in a capture do not
+    exist before the graph runs."""
     return device is not None and torch.cuda.is_current_stream_capturing()
 
 
 class Derived:
     """A cache of values that are functions of some source tensors, each of which may be None.
 
-    :meth:`values` returns a dict to read from and to fill. It is a new, empty dict as soon as a source is
-    another object than before, lies elsewhere or otherwise in memory (``.to()``, ``.data = ...``), or was written in
-    place (its version counter moved: ``load_state_dict``, ``torch.nn.init``, most optimizers), and after a step of any
-    ``torch.optim.Optimizer`` that has a source, or memory of one, among its parameters: the fused ones write
-    without moving a counter. The check takes 0.1 us, and 0.05 us more for each source. An inference tensor (made
-    under ``torch.inference_mode()``) has no counter: its content is compared at each call.
+    :meth:`values` returns a dict to read from and to fill. The dict is empty again once a source is another object, has
+    another address or layout (``.to()``, ``.data = ...``), or was written in place (its version counter moved:
+    ``load_state_dict``, ``torch.nn.init``, most optimizers). The same holds after a step of any
+    ``torch.optim.Optimizer`` whose parameters include a source or share its memory, as fused optimizers do not move
+    counters. The check takes 0.1 us, and 0.05 us more for each source. An inference tensor (created under
+    ``torch.inference_mode()``) has no
+    counter: each call compares its content.
 
     Other writes leave no trace in a tensor: through ``tensor.data`` (``p.data.add_(1)``), ``tensor.numpy()``, DLPack
-    or the storage. Call :meth:`clear` after those, or ask :meth:`overwritten`.
+    or the storage. Call :meth:`clear` after such writes, or check :meth:`overwritten`.
 
-    While a CUDA graph is captured the dict is a copy, so that what is added to it is not there afterwards.
+    During a CUDA graph capture the dict is a copy, so that additions to it are dropped afterwards.
 
-    The sources, and their storage, are kept alive until the next check, so that no other tensor can take their address
-    in the meantime. Copies and pickles of this are empty.
+    The sources and their storage are kept alive until the next check, so that no other tensor can get their address.
+    Copies and pickles of this are empty.
     """
 
     __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned", "_versioned", "conditions")
@@ -71,11 +72,11 @@ class Derived:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         self._entry: tuple[Any, Any, Any, Any] = (None, None, None, None)
-        self.conditions: Watch | None = None  # set by the owner: watches what else the values depend on
+        self.conditions: Watch | None = None  # set by the owner: watches other dependencies
         self._fingerprints: list[int] | None = None
-        # Whether a source has no version, so that the fingerprints have to be compared at each call.
+        # Whether a source has no version, so that each call must compare the fingerprints.
         self._unversioned = False
         self._versioned = 0
         with _lock:
@@ -89,14 +90,13 @@ class Derived:
         fingerprinted: bool = False,
         admit: Callable[[Sequence[Any]], None] | None = None,
     ) -> dict:
-        """The dict of what was derived from ``sources``, a list or tuple, as they are now.
+        """Return the dict of values derived from ``sources``, a list or tuple, in their current state.
 
         Args:
-            versioned: in-place writes count for so many of the sources, the first ones, by default for all; the others
-                only have to be the same tensors at the same place.
-            fingerprinted: take note of what the sources hold, for :meth:`overwritten`.
-            admit: called with the sources where they are others than before, and before anything is asked of them; it
-                raises where they are none that anything may be derived from.
+            versioned: the number of leading sources for which in-place writes count, by default all; the others only
+                have to be the same tensors at the same addresses.
+            fingerprinted: record the contents of the sources, for :meth:`overwritten`.
+            admit: called with changed sources before any other use; it raises where nothing may be derived from them.
         """
         values, state, _, _ = self._entry
         if values is not None and _holds(sources, state):
@@ -121,14 +121,14 @@ class Derived:
         return values
 
     def note(self) -> None:
-        """Take note of what the versioned sources hold now, for :meth:`overwritten`."""
+        """Record the current contents of the versioned sources, for :meth:`overwritten`."""
         values, _, known, _ = self._entry
         if values is not None:
             self._fingerprints = fingerprints(known[: self._versioned])
 
     def overwritten(self) -> bool:
-        """Whether a versioned source holds something else than when it was first asked for with ``fingerprinted``:
-        somebody has written to it without a trace. Reads all of them."""
+        """Whether the content of a versioned source differs from its first record with ``fingerprinted``, so that a
+        write has left no trace. Reads all of them."""
         known, noted = self._entry[2], self._fingerprints
         return noted is not None and fingerprints(known[: len(noted)]) != noted
 
@@ -139,13 +139,13 @@ class Derived:
 def _holds(sources: Sequence[torch.Tensor | None], state: Any) -> bool:
     try:
         return _has_state(sources, state)
-    except RuntimeError:  # one that had a version has become an inference tensor, as by torch.utils.swap_tensors
+    except RuntimeError:  # a source became an inference tensor, as by torch.utils.swap_tensors
         return False
 
 
 class Unchanged:
-    """``holds_for`` tells whether tensors are those that this was made of, and neither moved nor, unless they may be
-    ``written``, written since, as far as that leaves a trace. It keeps them alive, but not their storage."""
+    """``holds_for`` checks whether tensors are the constructor's tensors, without a detectable move or, unless they may
+    be ``written``, a detectable write. It keeps them alive, but not their storage."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], written: bool = False):
         self._tensors = tuple(tensors)
@@ -155,15 +155,15 @@ class Unchanged:
         return _has_state(tensors, self._state)
 
 
-# The Derived that hold anything: they have to be told of the steps of optimizers.
+# Each non-empty Derived, which must be notified of optimizer steps.
 _filled: "weakref.WeakSet[Derived]" = weakref.WeakSet()
 _lock = threading.Lock()
 
 
 def forget_written(tensors: Iterable[torch.Tensor]) -> None:
-    """Have everything forgotten that was derived from one of ``tensors``, or from a tensor that shares memory with one.
+    """Drop all values derived from one of ``tensors``, or from a tensor that shares memory with one.
 
-    For writes that leave no trace in the tensors.
+    Use it for writes that leave no trace in the tensors.
     """
     with _lock:
         filled = [(derived, derived._entry[3]) for derived in _filled]
@@ -177,10 +177,10 @@ def forget_written(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def memory_of(tensor: torch.Tensor) -> Any:
-    """The same for tensors that share their memory; that of a distributed tensor is the memory of its shard."""
+    """A key that is equal for tensors with shared memory; for a distributed tensor, its shard's memory."""
     try:
         return (tensor if (shard := shard_of(tensor)) is None else shard).untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage of their own
+    except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage
         return id(tensor)
 
 
@@ -194,19 +194,19 @@ _announced = False
 
 
 def _announce_steps() -> None:
-    """From the first value on that depends on a tensor, be told of every step of every optimizer."""
+    """Start to observe all optimizer steps, from the first value on that depends on a tensor."""
     global _announced
     if not _announced:
         _announced = True
         register_optimizer_step_post_hook(_after_step)
 
 
-# Address, version (None where there is none, or none that counts), and where and how it lies in memory.
+# Address, version (None where there is none, or none that counts), and memory layout.
 TensorState = tuple[int, int | None, Any]
 
 
 def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: int) -> list[TensorState]:
-    """What ``has_state_in_python`` compares with; the version counts for the first ``versioned`` of the tensors."""
+    """The state for ``has_state_in_python``; the version counts for the first ``versioned`` of the tensors."""
     return [
         (id(t), None, None)
         if t is None
@@ -216,7 +216,7 @@ def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: 
 
 
 def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[TensorState]) -> bool:
-    """Whether ``tensors`` are those of ``state``, all of them still alive, and neither moved nor written."""
+    """Whether ``tensors`` are the tensors of ``state``, all still alive, and neither moved nor written."""
     return len(tensors) == len(state) and all(
         id(t) == known and (t is None or _layout(t) == layout and (version is None or t._version == version))
         for t, (known, version, layout) in zip(tensors, state)
@@ -224,7 +224,7 @@ def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[Tens
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """All of it may be others after ``tensor.data = ...``."""
+    """The properties that ``tensor.data = ...`` may change."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 

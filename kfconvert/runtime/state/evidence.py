@@ -1,7 +1,7 @@
-"""A digest of what traces of a model depend on: a stored graph is used where the digest is the same.
+"""A digest of everything that traces of a model depend on: a stored graph is used where the digest is equal.
 
-It covers the structure of the model, the attributes, configuration values and globals that ``ModelState`` watches, the
-source files of the user's own classes and functions, and the versions of libraries.
+It covers the structure of the model, and the attributes, configuration values and globals that ``ModelState`` watches.
+It also covers the source files of the user's own classes and functions, and the versions of libraries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DIGEST_SIZE = 16
 
 
 class NoEvidence(ValueError):
-    """No digest covers what the model depends on; the message says why, in one line."""
+    """No digest covers the dependencies of the model; the message gives the reason in one line."""
 
 
 def evidence_of(
@@ -51,23 +51,23 @@ def evidence_of(
     looks: bool = False,
     codes: Codes | None = None,
 ) -> str:
-    """The digest for traces of ``model`` and of modules within it. A conversion of the model makes no difference.
+    """Return the digest for traces of ``model`` and its submodules. A conversion of the model does not change it.
 
     Args:
-        reads: what these traces have read.
-        slots: path and name of each tensor that their programs read anew in every call.
-        looks: whether the code reads elements of tensors, so that those of attributes matter.
-        codes: takes up the code behind the model, for those who watch it from now on.
+        reads: the reads of these traces.
+        slots: path and name of each tensor that their programs read again in every call.
+        looks: whether the code reads elements of tensors, so that tensors among attributes matter.
+        codes: stores the code behind the model, for later watches.
 
     Raises:
-        NoEvidence: hooks, modes, or attributes in the place of tensors or submodules.
+        NoEvidence: hooks, modes, or attributes that replace tensors or submodules.
     """
     state = ModelState(model, reads, slots, looks=looks, codes=codes)
     places = _places(model)
     held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
     described = functools.partial(_described, places=places)
     lines = [*_process(), *_structure(model, places), *_sources(model, state.code)]
-    # Slots that are plain attributes are in no store of their module.
+    # Slots that are plain attributes are in no parameter or buffer dict of their module.
     plain = [(path, name) for path, name in sorted(slots) if name in held.get(path, ())]
     lines += [f"{path}.{name}: {described(held[path][name])}" for path, name in plain]
     lines += [f"{name} is {value!r}" for name, value in sorted(state.code.switches.items())]
@@ -75,7 +75,7 @@ def evidence_of(
         for name, (holder, key, value) in zip(names, watch.entries):
             of_library = key is INSIDE and not is_of_project(holder.__module__)
             if not (of_library or (isinstance(key, str) and key.startswith(_OF_DYNAMO))):
-                # What containers among the globals hold is fixed at conversion.
+                # The contents of containers among the globals are fixed at conversion.
                 is_container = names is state.code.names and isinstance(value, (list, dict, set))
                 shown = class_name(type(value)) if is_container else described(value)
                 lines.append(f"{name} | {described(key)} | {shown}")
@@ -98,7 +98,7 @@ def _process() -> Iterator[str]:
 
 
 def _places(model: nn.Module) -> dict[int, str]:
-    """The first path of each module and tensor, by its id: it shows which of several places hold the same one."""
+    """The first path of each module and tensor, by its id: it shows which places share one object."""
     found: dict[int, str] = {}
     for path, module in model.named_modules():
         found.setdefault(id(module), f"the module {path}")
@@ -110,14 +110,14 @@ def _places(model: nn.Module) -> dict[int, str]:
 
 
 def _structure(model: nn.Module, places: dict[int, str]) -> Iterator[str]:
-    """The modules and tensors of ``model``."""
+    """Describe the modules and tensors of ``model``."""
     for path, module in model.named_modules(remove_duplicate=False):
         forward = vars(module).get("forward")
-        own_forward = getattr(forward, "own_forward", forward)  # that of before a conversion
+        own_forward = getattr(forward, "own_forward", forward)  # from before a conversion
         if own_forward is not None or has_hooks(module):
             raise NoEvidence(f"{path or 'the model'} has a forward or hooks of the instance")
         if not vars(module).keys().isdisjoint((*module._parameters, *module._buffers, *module._modules)):
-            raise NoEvidence(f"{path or 'the model'} has attributes in the place of parameters, buffers or submodules")
+            raise NoEvidence(f"{path or 'the model'} has attributes that replace parameters, buffers or submodules")
         bases = [class_name(base) for base in type(module).__mro__]
         yield f"{path} is {places[id(module)]}, {bases}, {module.training}"
         for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
@@ -126,7 +126,7 @@ def _structure(model: nn.Module, places: dict[int, str]) -> Iterator[str]:
 
 
 def _sources(model: nn.Module, code: Code) -> Iterator[str]:
-    """The Python modules with code of the model: files of the user's own by their contents, libraries by version."""
+    """The Python modules with code of the model: the user's files by contents, libraries by version."""
     bases = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     for name in sorted(bases | {function.__module__ or "" for function in code.functions}):
         if is_of_project(name):
@@ -134,7 +134,7 @@ def _sources(model: nn.Module, code: Code) -> Iterator[str]:
         else:
             package = name.partition(".")[0]
             yield f"{name} {getattr(sys.modules.get(package), '__version__', '')}"
-    for function in code.functions:  # of files that may be gone, such as cells of a notebook
+    for function in code.functions:  # their files may be missing, as for notebook cells
         if is_of_project(function.__module__):
             yield f"{class_name(function)} {_of_code(function.__code__)}"  # type: ignore[arg-type]
 
@@ -148,14 +148,14 @@ def _digest_of(path: str | None) -> str:
 
 
 def _of_code(code: types.CodeType) -> str:
-    """The instructions and constants of ``code``, in words that are the same in every process."""
+    """Describe the instructions and constants of ``code``, identically in every process."""
     constants = [_of_code(each) if isinstance(each, types.CodeType) else _described(each) for each in code.co_consts]
     return f"{code.co_code!r} {code.co_names} {code.co_varnames} {code.co_freevars} {constants}"
 
 
 def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0) -> str:
-    """``value`` in words that are the same in every process. Of plain objects, whose attributes have entries, and of
-    what a library makes, the class alone."""
+    """Describe ``value`` identically in every process. Plain objects, whose attributes have entries, and objects of
+    libraries are described by their class alone."""
     if depth > _DEEPEST:
         raise NoEvidence("it depends on values that are nested too deeply")
     kind = type(value)
@@ -168,7 +168,7 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
         return f"{class_name(kind)} {value!r}"
     if isinstance(value, (set, frozenset)):
         return f"{class_name(kind)} {sorted(map(inner, value))}"
-    if is_config_dict(value):  # what was read of it has entries
+    if is_config_dict(value):  # entries cover its reads
         return str(class_name(kind))
     if isinstance(value, dict):
         return f"{class_name(kind)} {[(inner(key), inner(item)) for key, item in dict.items(value)]}"

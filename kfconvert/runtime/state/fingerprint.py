@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: numbers that differ where the contents do, to find writes that leave no trace."""
+"""Fingerprints of tensors: numbers that differ for different contents, which detect writes without a trace."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -9,19 +9,19 @@ from torch import Tensor
 
 try:
     from ..._C import fingerprint as _of_memory
-except ImportError:  # kfconvert doctor tells why
+except ImportError:  # kfconvert doctor reports why
     _of_memory = None
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# So many elements are widened at once on devices other than the CPU.
+# The number of elements that are widened at once on devices other than the CPU.
 _CHUNK = 1 << 22
 
 
 def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
-    """One number for each tensor, of 64 bits; 0 for None.
+    """Return a 64-bit number for each tensor; 0 for None.
 
-    On the CPU a hash of the bytes (csrc/fingerprint.h), elsewhere the sum of the elements' bits, each multiplied by an
-    odd number of its own: a change of one element always changes that sum. All sums of a device are fetched at once.
+    On the CPU, a hash of the bytes (csrc/fingerprint.h). Elsewhere, the sum of the elements' bits, each multiplied by a
+    different odd number: a change of one element always changes that sum. All sums of a device are fetched at once.
     """
     found: list[Any] = [0 if tensor is None else _fingerprint(tensor.detach()) for tensor in tensors]
     by_device: dict[torch.device, list[int]] = {}
@@ -36,7 +36,7 @@ def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
 
 
 def may_fetch() -> bool:
-    """Whether a fingerprint can be read on the host: to do so would break the recording of a CUDA graph."""
+    """Whether the host can read a fingerprint now: a CUDA graph capture does not allow it."""
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
@@ -57,6 +57,6 @@ def _fingerprint(tensor: Tensor) -> int | Tensor:
 
 @cache
 def _odd_numbers(device: torch.device) -> Tensor:
-    """Odd numbers without a pattern: the steps of a linear congruential generator (Knuth's MMIX), their low bit set."""
+    """Return odd numbers without a pattern: steps of a linear congruential generator (Knuth's MMIX), low bit set."""
     steps = torch.arange(_CHUNK, device=device, dtype=torch.int64) * 6364136223846793005 + 1442695040888963407
     return (steps ^ (steps >> 29)) | 1

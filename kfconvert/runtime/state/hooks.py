@@ -1,4 +1,4 @@
-"""Hooks, which a fused program would not call."""
+"""Hooks that a fused program would not call."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _GLOBAL_HOOKS = tuple(
 
 
 def inner_hook(model: nn.Module, of_gradients: bool = False) -> str | None:
-    """Why a program of ``model`` would leave out hooks of its submodules, those around their forwards or those ``of
-    gradients``; None where there are none."""
+    """The reason why a program of ``model`` would skip hooks of its submodules, around their forwards or
+    ``of_gradients``; None where there are none."""
     for name, module in model.named_modules():
         if module is not model and (_has_backward_hooks if of_gradients else has_hooks)(module):
             return f"{name} has hooks, which a fused program would not call{remedy(module)}"
@@ -32,8 +32,8 @@ def inner_hook(model: nn.Module, of_gradients: bool = False) -> str | None:
 
 
 def remedy(module: nn.Module) -> str:
-    """How to remove the hooks by which torch computes a weight of ``module`` in each call, to end a reason with; ""
-    where it has none."""
+    """The end of a reason that says how to remove the hooks by which torch recomputes a weight of ``module``; "" where
+    it has none."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             return f"; torch.nn.utils.remove_weight_norm(module{_named(hook.name)}) removes them and keeps the weight"
@@ -49,14 +49,14 @@ def _named(name: str) -> str:
 
 
 def global_hook() -> str | None:
-    """Why a program would leave out hooks of all modules of the process; None where there are none."""
-    return "hooks of all modules are registered, which a fused program would not call" if any(_GLOBAL_HOOKS) else None
+    """The reason why a program would skip global module hooks; None where there are none."""
+    return "global module hooks are registered, which a fused program would not call" if any(_GLOBAL_HOOKS) else None
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether ``module`` itself has hooks that its ``__call__`` runs around its forward."""
     kinds = (module._forward_hooks, module._forward_pre_hooks)
-    # Those that transformers leaves in place are asked for by themselves, see recorded_outputs.
+    # Hooks that transformers leaves in place are checked separately, see recorded_outputs.
     return any(not is_recording_hook(hook) for kind in kinds for hook in kind.values())
 
 

@@ -1,4 +1,4 @@
-"""What a fused program relies on besides the arguments: structure, modes, attributes, code and hooks of the model."""
+"""The dependencies of a fused program besides the arguments: structure, modes, attributes, code and hooks."""
 
 from __future__ import annotations
 
@@ -40,20 +40,19 @@ from .watched_places import (
 )
 from .weak_module import WeakModule
 
-# What code asks of a tensor, or of torch, in order to do something else where gradients are wanted. Traces are made
-# without gradients.
+# Properties that code reads in order to behave differently when gradients are required. Traces run without gradients.
 _OF_GRADIENTS = frozenset(("is_grad_enabled", "requires_grad", "grad_fn", "is_leaf"))
 
 
 class ModelState:
-    """Tells whether a model is still as it was when this was made, as far as its programs depend on it.
+    """Checks whether a model has changed since construction, as far as its programs depend on it.
 
-    Weights may change freely, and so may what the trace did not read (``reads``). Of what it did read, the very objects
-    are watched; if an equal object takes the place of one, or a configuration in which all that was read is equal, that
-    is watched from then on.
+    Weights may change freely, and so may values that the trace did not read (``reads``). Objects that it read are
+    compared by identity. An equal object, or a configuration with equal values for all reads, may replace one, and is
+    watched from then on.
 
-    ``announced`` is set where a module with weights was written since the last look, as ``train()`` and ``eval()``
-    do: its weights may have been written in ways that leave no trace in them.
+    ``announced`` is set where a module with weights was written since the last check, as ``train()`` and ``eval()`` do:
+    its weights may have been written without a trace.
     """
 
     def __init__(
@@ -65,10 +64,9 @@ class ModelState:
         looks: bool = False,
         codes: Codes | None = None,
     ):
-        """``slots``: path and name of each tensor that the programs read anew in every call; ``unread``: those of them
-        with which at least one program does not compute; ``looks``: whether the forward looks at elements of tensors,
-        so that those of attributes may stand in a program besides; ``codes``: those of other modules, which may be the
-        code of this one too."""
+        """``slots``: path and name of each tensor that the programs read again in every call; ``unread``: slots with
+        which at least one program does not compute; ``looks``: whether the forward reads elements of tensors, so that
+        programs may contain elements of attributes; ``codes``: the code of other modules, to be shared."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -90,21 +88,21 @@ class ModelState:
         self._watch_attributes(held.configurations)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
-        # Programs check every tensor that they read themselves. Here one tensor is enough to tell a model that was
-        # moved as a whole from a call with arguments of another kind.
+        # Programs check every tensor that they read. Here one tensor is enough to distinguish a moved model from a call
+        # with arguments on another device or of another dtype.
         floating = [(p, p.dtype, p.device) for p in model.parameters() if p.is_floating_point()]
         self.samples = floating[:1]
         self.autocast_type = floating[0][2].type if floating else "cpu"
         self.default_dtype = torch.get_default_dtype()
         self.is_parametrized = any(map(parametrize.is_parametrized, model.modules()))
-        # Whether the next look compares tensors that nobody seems to have written.
+        # Whether the next check compares tensors without a detectable write.
         self.closely = False
         self.begin(0)
 
     def begin(self, check_weights: int) -> None:
-        """What was written so far, by the conversion itself, announces no change of weights. After every
-        ``check_weights`` looks, 0 for never, tensors that nobody seems to have written are compared too."""
-        for watch in (self.owners, self.fixed, self.attributes):  # which look up the dicts of attributes here
+        """Ignore all writes so far, which the conversion itself has made. After every ``check_weights`` checks, 0 for
+        never, tensors without a detectable write are compared too."""
+        for watch in (self.owners, self.fixed, self.attributes):  # resolves the attribute dicts
             watch.first_change(vars(self._root()))
         self.announced = False
         self._check_weights, self._unchecked = check_weights, 0
@@ -114,11 +112,11 @@ class ModelState:
         return (kind, name) in self._reads
 
     def refusal(self) -> str | None:
-        """None where everything is as it was, else what is not."""
+        """The reason why the program must not run, None where nothing has changed."""
         return self.change() or self.circumstance()
 
     def change(self) -> str | None:
-        """What of the model, or of the code behind it, is not as it was; None where everything is."""
+        """The change of the model, or of the code behind it; None where there is none."""
         model = self._root()
         root = vars(model)
         changed = self.owners.first_change(root)
@@ -138,10 +136,10 @@ class ModelState:
         closely = self._is_to_look_closely()
         different = first_different(self.compared, closely)
         if different is not None:
-            return f"what {different} holds {CHANGED}"
+            return f"the content of {different} {CHANGED}"
         for module, names in self.namespaces:
             if own_names(root if module is ROOT else vars(module)) != names:
-                return f"the names of the attributes of a module, all of which the forward reads, {CHANGED}"
+                return f"the set of a module's attributes, which the forward reads, {CHANGED}"
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
             return reason
@@ -153,31 +151,31 @@ class ModelState:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
         for (store, key), *others in self.tied:
             if any(other.get(name) is not store.get(key) for other, name in others):
-                return f"weights that were tied ({key}) are no longer"
+                return f"weights that were tied ({key}) are no longer tied"
         if self.hooks.first_change() is not None or self.hooks.written:
             self._watch_hooks()
         return self.hooked
 
     def circumstance(self) -> str | None:
-        """What of the process, around this call, stands against the program: a switch, hooks of all modules, or
-        somebody who records; None where nothing does."""
+        """The circumstance of this call that forbids the program: a process switch, global module hooks, or an active
+        mode; None where there is none."""
         reason = self.code.switched()
         if reason is not None:
             return reason
         if torch.is_autocast_enabled(self.autocast_type):
             return "autocast is on"
         if torch.get_default_dtype() is not self.default_dtype:
-            return f"the default dtype is {torch.get_default_dtype()}, and was {self.default_dtype}"
+            return f"the default dtype is {torch.get_default_dtype()}; at conversion it was {self.default_dtype}"
         if self.is_parametrized and parametrize._cache_enabled:
-            return "parametrize.cached() keeps weights around it, which a fused program would compute anew"
+            return "parametrize.cached() caches weights, which a fused program would recompute"
         reason = global_hook()
         if reason is not None:
             return reason
         return self._recording() if self.recorded else None
 
     def _has_own_forward(self, index: int) -> bool:
-        """Whether the entry of ``fixed`` at ``index`` expects no forward on an instance, and there is now that of its
-        class: who wraps a forward and puts it back leaves it so. It is expected from then on."""
+        """Whether the entry of ``fixed`` at ``index`` expects no forward on an instance, which now has its class's
+        forward: the state after code has wrapped and restored ``forward``. It is expected from then on."""
         module, key, expected = entry = self.fixed.entries[index]
         held = vars(module).get("forward") if key == "forward" and expected is MISSING else None
         own_function = getattr(type(module), "forward", None)
@@ -190,12 +188,11 @@ class ModelState:
         """Whether a submodule was replaced, added or removed."""
         model = self._root()
         if self.children.first_change(vars(model)) is not None or self.children.written:
-            # Who puts modules around others, and takes them away, as adapters do, may have written their weights.
+            # Code that wraps and unwraps modules, such as adapters, may have written their weights.
             self.announced = True
-            # A dict that holds submodules was written or replaced: their order counts as well, but not which dict holds
-            # them.
+            # A dict of submodules was written or replaced: their order counts, the identity of the dict does not.
             if not is_same_layout(layout(model), self._layout):
-                self.children = Watch(self.children.entries)  # which looks again at the next call
+                self.children = Watch(self.children.entries)  # checks again at the next call
                 return True
             self._watch_children()
         return False
@@ -211,23 +208,23 @@ class ModelState:
         self.hooks = Watch((hooks, SIZE, len(hooks)) for hooks in kinds)
         self.hooks.first_change()
         self.hooked = inner_hook(model) or self._replaced_parameter()
-        # Where no gradient is wanted these do nothing.
+        # Without gradients, these hooks have no effect.
         self.hooked_backward = inner_hook(model, of_gradients=True)
         self.recorded = recorded_outputs(module for module in model.modules() if module is not model)
 
     def _recording(self) -> str | None:
-        """Why an outer call that has transformers record the outputs of submodules forbids the program; else None."""
+        """The reason why an outer call whose submodule outputs transformers records forbids the program."""
         wanted = self.recorded & wanted_outputs()
         return f"hooks record {', '.join(sorted(wanted))}, which a fused program would not call" if wanted else None
 
     def _replaced_parameter(self) -> str | None:
-        """Why a replaced parameter forbids the program, as in a distributed run, where a hook may gather parameters for
-        the time of a call; else None."""
+        """The reason why a replaced parameter forbids the program, as in a distributed run, where a hook may gather
+        parameters for one call; else None."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         current = [store.get(key) for store, key in self.parameter_places]
         if distributed and not all(map(operator.is_, current, self.parameters)):
-            # FSDP2 gathers the new weights into the same tensors, at times at the same address, and keeps their
-            # version counters: what was derived from the old weights could not be told from what is valid.
+            # FSDP2 gathers new weights into the same tensors, sometimes at the same address, and keeps their version
+            # counters: values derived from the old weights would still look valid.
             return "its parameters were replaced after the conversion, in a distributed run (as by fully_shard)"
         return None
 
@@ -253,8 +250,8 @@ class ModelState:
         self.namespaces = [(holder_of(each, model), own_names(vars(each))) for each in readers]
 
     def _changed_attribute(self, changed: int | None, root: dict[str, Any]) -> str | None:
-        """Why the program must not run where an attribute has another value; None where it may. It may with an equal
-        value, and, for a parameter or buffer with which it does not compute, with one of the same kind: these are
+        """The reason why a changed attribute forbids the program; None where it does not. An equal value is allowed,
+        and so is a parameter or buffer with the same properties that the program does not compute with. Both are
         watched from then on."""
         while changed is not None and changed < self._first_attribute:
             store, key, expected = entry = self.attributes.entries[changed]
@@ -268,7 +265,7 @@ class ModelState:
         self.attributes, changed = renewed(self.attributes, changed, root, partial(is_alike, reads=self._reads))
         if changed is not None:
             return self.attribute_reasons[changed]
-        self._watch_attributes(configurations(self._root()))  # for what equal containers hold
+        self._watch_attributes(configurations(self._root()))  # for the contents of equal containers
         return None
 
 

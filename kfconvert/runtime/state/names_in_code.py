@@ -14,7 +14,7 @@ _BY_TEXT = frozenset(("getattr", "hasattr"))
 
 
 class Names(NamedTuple):
-    """What code looks up; constants count as attributes where it calls ``getattr`` or ``hasattr``."""
+    """The names that code looks up; constants count as attributes where it calls ``getattr`` or ``hasattr``."""
 
     looked_up: frozenset[str]
     attributes: frozenset[str]
@@ -22,7 +22,7 @@ class Names(NamedTuple):
 
 @functools.lru_cache(4096)
 def names_in(code: types.CodeType) -> Names:
-    """Of ``code`` and of functions within it."""
+    """Return the names in ``code`` and in nested functions."""
     looked_up, attributes = set[str](), set[str]()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -42,8 +42,8 @@ def names_in(code: types.CodeType) -> Names:
 
 
 def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:
-    """Name of each attribute that ``code`` reads, with the offset of the instruction, None where it is read by
-    ``getattr``. What tensors have by the same name counts only as asked of the first argument, or of an attribute."""
+    """The name of each attribute that ``code`` reads, with the offset of the instruction, or None for ``getattr``.
+    Names of tensor attributes count only for the first argument, or for an attribute."""
     before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):

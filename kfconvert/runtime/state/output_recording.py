@@ -1,7 +1,7 @@
 """The hooks by which transformers records attentions and hidden states of submodules.
 
-It puts them on when they are first asked for, and leaves them there: in later calls they do nothing, unless the call of
-a model around them asks for what they record.
+transformers registers them on first use and leaves them in place. In later calls they have no effect, unless an outer
+model call requests their outputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 _HOME = "transformers.utils.output_capturing"
-# Stands for whatever is recorded where a hook does not tell.
+# A placeholder for the outputs of a hook that does not name them.
 _ANYTHING = "outputs"
 
 
@@ -22,13 +22,13 @@ def is_recording_hook(hook: Any) -> bool:
 
 
 def recorded_outputs(modules: Iterable[nn.Module]) -> frozenset[str]:
-    """What the recording hooks of ``modules`` are there for, such as "attentions"."""
+    """The outputs that the recording hooks of ``modules`` collect, such as "attentions"."""
     hooks = (hook for module in modules for hook in module._forward_hooks.values())
     return frozenset(_recorded(hook) for hook in hooks if is_recording_hook(hook))
 
 
 def wanted_outputs() -> frozenset[str]:
-    """What a call around this one, in this thread, has recorded."""
+    """The outputs that an outer call in this thread records."""
     collector = getattr(sys.modules.get(_HOME), "_active_collector", None)
     wanted = collector.get() if collector is not None else None
     return frozenset((*wanted, _ANYTHING)) if wanted else frozenset()

@@ -1,4 +1,4 @@
-"""Random generators that a model's author holds: from their state follows what a forward draws."""
+"""Random generators of a model's author, whose states determine the numbers that a forward draws."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENERATORS = (
 
 
 def generator_state(generator: Any) -> Any:
-    """What :func:`put_back` takes; None where a generator has no state, as that of the operating system."""
+    """The argument for :func:`put_back`; None where a generator has no state, like the operating system's."""
     if isinstance(generator, random.SystemRandom):
         return None
     if isinstance(generator, random.Random):
@@ -31,7 +31,7 @@ def generator_state(generator: Any) -> Any:
 
 
 def as_bytes(generator: Any) -> bytes:
-    """The state of ``generator``, to be compared."""
+    """The state of ``generator`` in a comparable form."""
     state = generator_state(generator)
     return pickle.dumps(state.tolist() if isinstance(state, torch.Tensor) else state)
 
@@ -47,12 +47,12 @@ def put_back(generator: Any, state: Any) -> None:
         getattr(generator, "bit_generator", generator).state = state
 
 
-# The device of a GPU, None for the host, and the state of the generator that is drawn from there by default.
+# A GPU, or None for the host, and the state of its default generator.
 States = list[tuple[torch.device | None, torch.Tensor]]
 
 
 def random_states(tensors: Iterable[torch.Tensor]) -> States:
-    """Those of the default generators of PyTorch, on the host and on the devices of ``tensors``."""
+    """The states of PyTorch's default generators on the host and on the devices of ``tensors``."""
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     return [(None, torch.get_rng_state()), *((device, torch.cuda.get_rng_state(device)) for device in devices)]
 

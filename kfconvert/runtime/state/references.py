@@ -1,5 +1,4 @@
-"""What a model holds beside its tree of modules: objects, such as configurations, functions, and modules that are not
-registered in it."""
+"""The objects that a model holds outside its module tree: configurations, functions, and unregistered modules."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from .contents import (
 
 
 class Holdings:
-    """What ``model`` holds in attributes, in containers there, and in the attributes of plain objects. Each is looked
-    up when it is asked for first: an object of this class is good for as long as nothing changes."""
+    """The objects that ``model`` holds in attributes, in containers there, and in attributes of plain objects. An
+    instance looks them up on first use, and is valid as long as nothing changes."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -34,18 +33,17 @@ class Holdings:
 
     @cached_property
     def outside(self) -> list[nn.Module]:
-        """The distinct modules that are held without being registered; none that the model is registered in."""
+        """The distinct unregistered modules; none that contains the model."""
         return self._modules(around=False)
 
     @cached_property
     def around(self) -> list[nn.Module]:
-        """The distinct modules of a larger model that this one lies in, where one of its own modules holds that."""
+        """The distinct modules of a larger model around this one, where one of its modules refers to that model."""
         return self._modules(around=True)
 
     @cached_property
     def configurations(self) -> list[Any]:
-        """The distinct plain objects, such as a ``config``; and those that a larger model holds where this one knows in
-        which one it lies."""
+        """The distinct plain objects, such as a ``config``, including objects of a larger model around it."""
         modules = [*self._own, *self.outside, *self.around]
         found = [value for module in modules for name, value in attributes_of(module).items() if _is_read(name)]
         return plain_objects(found)
@@ -57,14 +55,14 @@ class Holdings:
 
     @cached_property
     def functions(self) -> list[Any]:
-        """What can be called, but for modules; and Python modules."""
+        """The callables except modules, and the Python modules."""
         modules = (*self._own, *self.outside)
         values = [v for m in modules for k, v in vars(m).items() if k not in OF_EVERY_MODULE | OF_CONVERSION]
         found = [value for value in reached(values) if callable(value) or isinstance(value, types.ModuleType)]
         return [value for value in found if not isinstance(value, nn.Module)]
 
     def _modules(self, around: bool) -> list[nn.Module]:
-        """The modules without the model's own in what these hold: of trees ``around`` it, or of others."""
+        """The referenced modules without the model's own: of trees ``around`` it, or of others."""
         tops = [value for value in self._reached if isinstance(value, nn.Module) and value not in self._own]
         trees = (top for top in tops if lies_in(self.model, top) is around)
         found = dict.fromkeys(module for top in trees for module in top.modules())
@@ -77,5 +75,5 @@ def configurations(model: nn.Module) -> list[Any]:
 
 
 def _is_read(name: str) -> bool:
-    # Only generate() reads the generation_config, and no forward does.
+    # Only generate() reads the generation_config, no forward does.
     return name != "generation_config" and name not in OF_CONVERSION

@@ -1,4 +1,4 @@
-"""Writes in place of Python code to memory that another tensor shares, or does not, by how it lies there."""
+"""Detects in-place writes by Python code to memory that is shared with another tensor depending on the layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...graph import only_splits
 
-# They return a view of their argument, or the argument, where its strides allow it, else a copy.
+# Functions that return a view of their argument, or the argument, where its strides allow it, else a copy.
 _RESHAPES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 _TO_MEMORY_FORMAT = frozenset(("to", "float", "double", "half", "bfloat16", "cpu", "cuda"))
 _WRITES = frozenset(
@@ -21,14 +21,14 @@ _WRITES = frozenset(
 
 
 class SharedByLayout:
-    """Follows the calls that some code makes of functions of torch."""
+    """Follows the calls of torch functions by some code."""
 
     def __init__(self):
-        self._known: dict[int, StorageWeakRef] = {}  # which keep the addresses from being given to others
+        self._known: dict[int, StorageWeakRef] = {}  # they keep the addresses in use
 
     def is_written(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
-        """To be told of each call that was made. Whether it wrote to what an earlier one was given or has returned of
-        which the layout decides whether these share memory."""
+        """Record a call, and return whether it wrote to an argument or result of an earlier call that shares memory
+        depending on the layout."""
         if _shares_by_layout(name, args, kwargs, result):
             self._known |= {storage._cdata: StorageWeakRef(storage) for storage in _storages((args[0], result))}
         if not self._known or not (name in _WRITES or "out" in kwargs or (name[-1:] == "_" and name[:1] != "_")):
@@ -51,5 +51,5 @@ def _storages(values: Sequence[Any]) -> Iterator[torch.UntypedStorage]:
         if isinstance(value, Tensor):
             try:
                 yield value.untyped_storage()
-            except (NotImplementedError, RuntimeError):  # it has none, as a sparse tensor, or shows none
+            except (NotImplementedError, RuntimeError):  # it has no visible storage, as a sparse tensor
                 continue

@@ -1,4 +1,4 @@
-"""What Python code asks of tensors besides shape, dtype and device, such as ``is_contiguous()``: no graph shows it."""
+"""The tensor properties besides shape, dtype and device that Python code reads: no graph records them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _layout(tensor: Tensor) -> Any:
 
 
 def memory_format_of(image: Tensor) -> bool | str:
-    """True where it is contiguous; "channels last" where operators take it for such an image and return such images, as
-    c10's ``suggest_memory_format`` decides: one with gaps may be one; else False."""
+    """True where it is contiguous; "channels last" where operators treat it and their results as such, as c10's
+    ``suggest_memory_format`` decides: a tensor with gaps may be one; else False."""
     if image.is_contiguous():
         return True
     if image.dim() not in (4, 5):
@@ -46,7 +46,7 @@ def memory_format_of(image: Tensor) -> bool | str:
 
 
 def strides_of(tensor: Tensor) -> Any:
-    """True where they are those of a new tensor. A tensor is contiguous whatever its strides in sizes of 1 are."""
+    """True where they equal a new tensor's. A tensor is contiguous regardless of its strides in sizes of 1."""
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
         if stride != expected:
@@ -55,7 +55,7 @@ def strides_of(tensor: Tensor) -> Any:
     return True
 
 
-# Name -> what decides the answer, for tensors of the same shape, dtype and device.
+# Name -> the property that decides the result, for tensors of the same shape, dtype and device.
 _DECIDING: dict[str, Callable[[Tensor], Any]] = {
     "is_contiguous": _layout,
     "stride": strides_of,
@@ -70,11 +70,11 @@ _DECIDING: dict[str, Callable[[Tensor], Any]] = {
     "is_conj": Tensor.is_conj,
     "_is_view": Tensor._is_view,
     "_base": Tensor._is_view,
-    # By isinstance() or the like: no operator is called.
+    # For isinstance() and the like: no operator is called.
     "Parameter": lambda tensor: isinstance(tensor, nn.Parameter),
     "Buffer": lambda tensor: isinstance(tensor, nn.Buffer),
 }
-# What shape, dtype and device decide, which the guard looks at.
+# Properties that follow from shape, dtype and device, which the guard checks.
 _OF_KIND = frozenset((
     "shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "__iter__", "dtype", "device",
     "layout", "type", "get_device", "element_size", "itemsize", "nbytes", "is_floating_point", "is_complex",
@@ -83,9 +83,9 @@ _OF_KIND = frozenset((
     "is_distributed", "is_same_size", "names", "has_names", "result_type", "can_cast", "__class__", "sparse_dim",
     "dense_dim",
 ))  # fmt: skip
-# The files with methods of tensors in Python, and with dicts that have weak keys: they ask on behalf of their caller.
+# Files with Python methods of tensors and with weak-key dicts: they act on behalf of their caller.
 _OF_METHODS = (_tensor.__file__, overrides.__file__, weak.__file__, Mapping.get.__code__.co_filename)
-# By these Python code gets at the elements of a tensor.
+# Functions by which Python code reads the elements of a tensor.
 _OF_ELEMENTS = frozenset(
     (
         "item",
@@ -101,20 +101,20 @@ _OF_ELEMENTS = frozenset(
     )
     + ("__contains__", "__format__", "equal", "allclose", "is_nonzero")
 )
-#: Among the names of ``Asked`` where the code looks at elements: those of attributes may stand in a graph as numbers.
+#: Among the names of ``Asked`` where the code reads elements: a graph may contain elements of attributes as numbers.
 ELEMENTS = "elements"
-#: Among the names of ``Asked`` where the code reads how elements lie in memory, or fails by it, or writes where that
-#: decides what the write reaches.
+#: Among the names of ``Asked`` where the code reads the memory layout of elements, fails depending on it, or writes
+#: where it decides the reach of the write.
 LAYOUT = "layout of inner values"
 _OF_LAYOUT = frozenset(("view", "view_as", "as_strided", "view_as_complex"))
-#: Stands for all names where the model cannot run while somebody looks on.
+#: Stands for all names where the model cannot run under a mode.
 UNKNOWN = "all that there is"
 
 
 class Asked(TorchFunctionMode):
-    """Context manager that collects what the code of a model's author asks of tensors in this thread.
+    """Context manager that collects the properties that the code of a model's author reads of tensors in this thread.
 
-    ``names`` has all of it; ``within`` has, by module, what was asked while that module ran.
+    ``names`` has all of them; ``within`` has, by module, the properties read while that module ran.
     """
 
     def __init__(self, model: nn.Module):
@@ -152,7 +152,7 @@ class Asked(TorchFunctionMode):
         by_layout = name in _OF_LAYOUT and is_of_author(asker)
         try:
             result = function(*args, **(kwargs or {}))
-        except Exception:  # which the code may catch
+        except Exception:  # the code may catch it
             if by_layout:
                 self.note(LAYOUT)
             raise
@@ -162,7 +162,7 @@ class Asked(TorchFunctionMode):
             self.note(LAYOUT)
         if name in _OF_ELEMENTS:
             self.note(ELEMENTS)
-        elif name == "__repr__":  # which PyTorch's own code asks for: the text that a trace would see is of no tensor
+        elif name == "__repr__":  # PyTorch calls it; in a trace the text would differ
             self.note(name)
         elif is_of_author(asker) and (name in _DECIDING or (name not in _OF_KIND and _is_answer(result, is_getter))):
             self.note(name)
@@ -170,35 +170,35 @@ class Asked(TorchFunctionMode):
 
 
 def _asker(frame: FrameType | None) -> str | None:
-    """The name of the Python module that asks."""
+    """The name of the Python module that reads the property."""
     while frame is not None and frame.f_code.co_filename in _OF_METHODS:
         frame = frame.f_back
     return None if frame is None else frame.f_globals.get("__name__")
 
 
 def _is_answer(result: Any, is_getter: bool) -> bool:
-    """Whether a function has told something in Python about its tensors, rather than computed with them."""
+    """Whether a function has returned a Python value about its tensors, instead of computing with them."""
     return is_getter if result is None else not isinstance(result, (Tensor, tuple, list, dict))
 
 
 def named_by_code(model: nn.Module) -> set[str]:
-    """The classes of tensors of which the code of ``model`` may ask whether a tensor is one, and what it names to find
-    out whether it is compiled."""
+    """The tensor classes that the code of ``model`` may test with ``isinstance``, and the names by which it may detect
+    a compiler."""
     walk = CodeWalk(map(type, model.modules()), Holdings(model).functions, None)
     return {"Parameter", "Buffer"} & walk.asked_for | walk.of_compilers
 
 
 def unsteady(names: Iterable[str]) -> str | None:
-    """The first of ``names`` of which nothing that is looked at decides the answer, None where there is none."""
+    """The first of ``names`` whose value no check covers, None where there is none."""
     return next(iter(sorted(set(names) - _DECIDING.keys() - {ELEMENTS, LAYOUT})), None)
 
 
 def are_decided(names: Iterable[str]) -> bool:
-    """Whether ``facts`` has anything to tell of a tensor."""
+    """Whether ``facts`` covers any of the names."""
     return not _DECIDING.keys().isdisjoint(names)
 
 
 def facts(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
-    """What decides the answers to ``names`` for each tensor among ``values``."""
+    """The values that decide the results for ``names``, for each tensor among ``values``."""
     asked = [_DECIDING[name] for name in sorted(names) if name in _DECIDING]
     return [[ask(value) for ask in asked] for value in values if isinstance(value, Tensor)]

@@ -1,8 +1,8 @@
-"""Whether dicts, lists and objects are still as they were: the structure, forwards and modes of a model's modules.
+"""Checks whether dicts, lists and objects have changed: the structure, forwards and modes of a model's modules.
 
-The check runs in every call of a converted model, over some thousand places in some hundred dicts. It is compiled
-(csrc/watch.h), and looks at the places in a dict only when that dict was written; where kfconvert._C was not built for
-this Python, the same is done here, much slower.
+The check runs in every call of a converted model, over about a thousand places in about a hundred dicts. The compiled
+check (csrc/watch.h) examines the places in a dict only after a write to that dict. Without kfconvert._C for this
+Python, a much slower Python version runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ try:
     from ..._C import watch_state as _watch_state
 
     COMPILED = True
-except ImportError:  # kfconvert doctor tells why
+except ImportError:  # kfconvert doctor reports why
     COMPILED = False
 
 
 class Mark(Enum):
-    """What stands in an entry for something that is no object in a dict."""
+    """A marker in an entry instead of an object in a dict."""
 
     MISSING = "in place of the object: the dict must not have the key"
     SIZE = "in place of the key: the dict must have so many items"
@@ -41,10 +41,10 @@ class Mark(Enum):
 MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT, ROOT = Mark
 
 _ABSENT = object()
-# What first_change answers where a dict was written and all entries hold.
+# The result of first_change where a dict was written and all entries hold.
 _WRITTEN = -1
 
-# Marks that say something about the holder itself, and nothing about its __dict__.
+# Marks about the holder itself, not about its __dict__.
 _OF_OBJECTS = frozenset((ITEMS, TYPE, INSIDE))
 
 # (dict, list, object, or ROOT; key, SIZE, ITEMS, TYPE, INSIDE or DICT; the object, MISSING, number of items, class,
@@ -53,7 +53,7 @@ Entry = tuple[Any, Any, Any]
 
 
 class Attributes:
-    """In place of the dict in an entry: the ``__dict__`` of ``owner``, which is a dict itself."""
+    """The ``__dict__`` of ``owner``, which is itself a dict, in place of the dict in an entry."""
 
     __slots__ = ("owner",)
 
@@ -62,40 +62,38 @@ class Attributes:
 
 
 class Watch:
-    """Tells whether any of ``entries`` no longer holds.
+    """Detects whether any of ``entries`` no longer holds.
 
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects; (dict,
     ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class; (function,
-    INSIDE, tuple): see ``inside``; (object, DICT, None): it has not been given another ``__dict__`` since the first
-    check. Instead of a dict an object may be given, for its ``__dict__``, which is looked up once (with ITEMS as
-    ``Attributes``); use that for the attributes of a module, because a deep copy of a module has another ``__dict__``
-    than the deep copy of ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is
-    not kept alive.
+    INSIDE, tuple): see ``inside``; (object, DICT, None): it has had no other ``__dict__`` since the first check. An
+    object may replace the dict, and stands for its ``__dict__``, which the first check looks up (with ITEMS as
+    ``Attributes``). Use it for module attributes: the deep copy of a module has another ``__dict__`` than the deep copy
+    of ``module.__dict__``. ROOT stands for a ``__dict__`` that each check receives, and that is not kept alive.
 
-    A deep copy, made together with what the entries speak of, watches the copies.
+    A deep copy that includes the objects of the entries watches the copies.
     """
 
     __slots__ = ("_dicts", "_flat", "_order", "_state", "entries", "written")
 
     def __init__(self, entries: Iterable[Entry]):
         self.entries = tuple(entries)
-        # Made at the first check: while a model is being copied or unpickled its modules have no attributes yet.
+        # Created at the first check: during a copy or unpickling of a model, its modules have no attributes yet.
         self._flat: tuple[Any, ...] | None = None
         self._order: list[int] = []
-        # Of the entries with DICT: index, object and its dict.
+        # For entries with DICT: index, object and its dict.
         self._dicts: list[tuple[int, Any, dict[str, Any]]] = []
         self._state: Any = None
         # Whether the last check found that a dict was written, even if all entries hold again. Only the compiled check
-        # can tell, by the versions of dicts; a key that is set to the very object that it holds leaves the version as
-        # it is.
+        # detects it, by dict versions; assigning the same object to a key does not change the version.
         self.written = False
 
     def first_change(self, root: dict[str, Any] | None = None) -> int | None:
-        """The index in ``entries`` of one that does not hold, None where all do.
+        """Return the index in ``entries`` of one that does not hold, None where all do.
 
         Raises:
-            TypeError: an entry has a key that cannot be hashed, or a number of items that is no integer.
+            TypeError: an entry has an unhashable key, or a number of items that is no integer.
         """
         if self._flat is None:
             self._resolve()
@@ -111,8 +109,8 @@ class Watch:
         return self._order[change]
 
     def _resolve(self) -> None:
-        """Entries of one dict or list side by side, in the order in which their holders come first; before these one
-        entry for all the objects whose dict must stay."""
+        """Group the entries by dict or list, in the order of their first holders, after one entry for all objects with
+        a DICT entry."""
         by_holder: dict[int, list[tuple[int, Entry]]] = {}
         dicts = []
         for index, (holder, key, expected) in enumerate(self.entries):
@@ -140,9 +138,9 @@ def renewed(
     root: dict[str, Any] | None = None,
     is_same: Callable[[Any, Any], bool] = is_equal,
 ) -> tuple[Watch, int | None]:
-    """``watch``, in which the entry at the index ``changed`` does not hold, made anew to expect the values of now
-    wherever they are the same as the expected ones; and the index of an entry whose value is not, None where all
-    entries hold then."""
+    """Rebuild ``watch``, whose entry at the index ``changed`` does not hold, with the current values wherever they are
+    the same as the expected ones. Also return the index of an entry whose value is not the same, None where all entries
+    hold then."""
     while changed is not None:
         holder, key, expected = watch.entries[changed]
         holder = root if holder is ROOT else holder
@@ -155,7 +153,7 @@ def renewed(
 
 
 def _same_as(holder: Any, key: Any, expected: Any, is_same: Callable[[Any, Any], bool], default: Any = _ABSENT) -> Any:
-    """What stands there now, where it is the same as ``expected``; else ``default``."""
+    """The current value where it is the same as ``expected``; else ``default``."""
     held: Any
     if key is ITEMS:
         holder = own_dict(holder.owner) if type(holder) is Attributes else holder
@@ -173,7 +171,7 @@ def flat_places(places: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
 
 
 def gather(places: tuple[Any, ...], root: dict[str, Any] | None = None) -> list[Any]:
-    """What the dicts hold under the keys, for ``places`` from ``flat_places``; ``root`` is the dict of ROOT.
+    """Return the values of ``places`` from ``flat_places``; ``root`` is the dict of ROOT.
 
     Raises:
         KeyError: a dict does not have the key.
@@ -196,20 +194,20 @@ def _dict_of(holder: Any) -> dict[str, Any]:
 
 
 def own_dict(holder: Any) -> dict[str, Any]:
-    """The attributes of an object, whatever its class makes of their names. Raises AttributeError where it has none."""
+    """The attribute dict of an object, without its class's lookup. Raises AttributeError where it has none."""
     found: dict[str, Any] = object.__getattribute__(holder, "__dict__")
     return found
 
 
 def _takes_another_dict(kind: type) -> bool:
-    """Whether the ``__dict__`` of objects of a class is the one that Python keeps for them, and may be assigned."""
+    """Whether the ``__dict__`` of a class's objects is Python's own, and can be assigned."""
     found = next((vars(each)["__dict__"] for each in kind.__mro__ if "__dict__" in vars(each)), None)
     return isinstance(found, GetSetDescriptorType)
 
 
 def inside(function: FunctionType) -> tuple[Any, ...]:
-    """What a function is made of besides its globals: code, defaults, those of keywords, and its closure's values; None
-    for one that has not been assigned yet."""
+    """The parts of a function besides its globals: code, defaults, keyword defaults, and closure values; None for an
+    unassigned one."""
     values = [_content(cell) for cell in function.__closure__ or ()]
     return (function.__code__, function.__defaults__, function.__kwdefaults__, *values)
 
@@ -241,7 +239,7 @@ def first_change_in_python(
         holder = root if holder is None else holder
         if key is size:
             same = len(holder) == expected
-        elif key is items:  # of a dict, its keys
+        elif key is items:  # the keys of a dict
             same = len(holder) == len(expected) and all(map(operator.is_, holder, expected))
         elif key is type_:
             same = type(holder) is expected
@@ -258,7 +256,7 @@ def first_change_in_python(
 
 
 def no_state(entries: tuple[Any, ...]) -> None:
-    """Python code cannot read the versions of dicts."""
+    """Return None: Python code cannot read the versions of dicts."""
 
 
 def gather_in_python(places: tuple[Any, ...], root: Any) -> list[Any]:

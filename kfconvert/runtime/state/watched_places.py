@@ -1,4 +1,4 @@
-"""The places in a model that its programs rely on, as entries of a ``Watch``, with what to say where one changed."""
+"""The places in a model that its programs rely on, as entries of a ``Watch``, with the reason for each change."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, OfConvers
 from .hooks import HOOK_KINDS
 from .watch import DICT, ITEMS, MISSING, ROOT, SIZE, TYPE, Attributes, Entry
 
-# What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
+# nn.Module's and this package's keys in the instance dict of a module are watched elsewhere, or not at all.
 _OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
-# The tensors without data that torch.export puts in the places of a model's own.
+# The tensors without data by which torch.export replaces a model's tensors.
 OF_EXPORT = (FakeTensor, FunctionalTensor)
-# Attributes that matter in training only, or only for how much memory training takes, in the classes of libraries.
+# Library attributes that matter only in training, or only for its memory use.
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
 CHANGED = "was changed after the conversion; convert it again"
 
 
 def own_names(held: dict[str, Any]) -> list[str]:
-    """The names of attributes that are of the model's author, in their order."""
+    """The names of the author's attributes, in order."""
     return [name for name in held if name not in _OWN_KEYS and not isinstance(held[name], OfConversion)]
 
 
 def holder_of(module: nn.Module, root: nn.Module) -> Any:
-    """The holder of the attributes of ``module`` in an entry; the model itself is not to be kept alive."""
+    """The holder of the attributes of ``module`` in an entry; the model itself must not be kept alive."""
     return ROOT if module is root else module
 
 
@@ -42,30 +42,30 @@ _Place = tuple[str, Any, dict[str, Any], dict[str, Any]]
 
 
 def layout(model: nn.Module) -> list[_Place]:
-    """All modules in their order, those that stand at several places at each."""
+    """All modules in order; a module that is registered at several places appears at each."""
     modules = model.named_modules(remove_duplicate=False)
     return [(path, holder_of(module, model), module._parameters, module._buffers) for path, module in modules]
 
 
 def is_same_layout(layout: list[_Place], other: list[_Place]) -> bool:
-    """Whether two layouts are of the same modules and dicts, in the same order."""
+    """Whether two layouts have the same modules and dicts, in the same order."""
     return len(layout) == len(other) and all(
         one[0] == two[0] and all(map(operator.is_, one[1:], two[1:])) for one, two in zip(layout, other)
     )
 
 
 def entries_of_children(module: nn.Module, model: nn.Module) -> Iterator[Entry]:
-    """That a module has the submodules that it has now."""
+    """Entries for the current submodules of a module."""
     yield holder_of(module, model), "_modules", module._modules
     yield module._modules, SIZE, len(module._modules)
     yield from ((module._modules, name, child) for name, child in module._modules.items())
 
 
 def entries_of_structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
-    """That all modules have their classes, forwards and dicts, and nothing where there was no parameter or buffer."""
+    """Entries for the classes, forwards and dicts of all modules, and for parameters and buffers that are None."""
     for module in model.modules():
         for store in (module._parameters, module._buffers):
-            # The program would not read a tensor that later takes the place of None.
+            # The program would not read a tensor that later replaces None.
             for key, tensor in store.items():
                 if tensor is None:
                     reason = f"the parameter or buffer {key} was None at the conversion; convert it again"
@@ -80,14 +80,14 @@ def entries_of_structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
 
 
 def entries_of_sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
-    """That no module has more parameters or buffers, or fewer, or has them in another order."""
+    """Entries for the number and order of each module's parameters and buffers."""
     for module in model.modules():
         for store in (module._parameters, module._buffers):
-            yield (store, ITEMS, tuple(store)), "it had other parameters or buffers at the conversion; convert it again"
+            yield (store, ITEMS, tuple(store)), "its parameters or buffers changed after conversion; convert it again"
 
 
 def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
-    """The modes of the modules that hold tensors themselves (``owners``), or of all others."""
+    """Entries for the modes of modules that hold tensors themselves (``owners``), or of all others."""
     for module in model.modules():
         if bool(module._parameters or module._buffers) is owners:
             name = "the model" if module is model else f"a module of class {type(module).__name__} inside the model"
@@ -97,8 +97,7 @@ def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, st
 def entries_of_attributes(
     model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents, looks: bool
 ) -> Iterator[tuple[Entry, str]]:
-    # Programs read tensors among the attributes anew in every call, but one that several modules hold at one of its
-    # places only.
+    # Programs read tensors among the attributes again in every call, but a tensor of several modules at one place only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
     by_class = names_by_class(reads)
     for path, module in model.named_modules():
@@ -110,34 +109,32 @@ def entries_of_attributes(
             name = f"{path}.{key}" if path else key
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (holder_of(module, model), key, value), f"the attribute {name} {CHANGED}"
-            # The code asked by hasattr() or getattr(). The dicts of the classes are searched here, as getattr would
-            # call descriptors.
+            # The code called hasattr() or getattr(). The class dicts are searched, as getattr would call descriptors.
             if value is MISSING and not any(key in vars(kind) for kind in type(module).__mro__):
                 for store in (module._parameters, module._buffers, module._modules):
-                    yield (store, key, MISSING), f"{name} was not there at the conversion; convert it again"
+                    yield (store, key, MISSING), f"{name} was added after the conversion; convert it again"
             if isinstance(module, nn.RNNBase) and key == "_flat_weights":
-                # The list holds the module's parameters again, with which the code only computes: their contents do not
-                # matter.
+                # The list holds the module's parameters, which the code only computes with: contents do not matter.
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {CHANGED}"
             elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from _reasons(contents.of(name, value))
 
 
 def _unwatched(kind: type) -> frozenset[str]:
-    """The names of attributes of modules of a class that are watched in other ways, or not at all."""
+    """The module attributes of a class that are watched elsewhere, or not at all."""
     return _OWN_KEYS if any(is_of_project(each.__module__) for each in kind.__mro__) else _OWN_KEYS | _TRAINING_KEYS
 
 
 def entries_of_covered(model: nn.Module, reads: frozenset[Read]) -> Iterator[tuple[Entry, str]]:
-    """That no attribute is put in the place of a parameter, buffer or submodule that the code reads: Python would find
-    it before these."""
+    """Entries against attributes that hide a parameter, buffer or submodule that the code reads: Python finds
+    attributes first."""
     by_class = names_by_class(reads)
     for path, module in model.named_modules():
         names = by_class.get(type(module), set())
         names = _children_of(module) if "__dict__" in names else names & _children_of(module)
         for key in sorted(names - vars(module).keys()):
             name = f"{path}.{key}" if path else key
-            reason = f"an attribute was put in the place of {name} (as by weight_norm or pruning); convert it again"
+            reason = f"an attribute replaced {name} (as by weight_norm or pruning); convert it again"
             yield (holder_of(module, model), key, MISSING), reason
 
 
@@ -148,19 +145,19 @@ def _children_of(module: nn.Module) -> set[str]:
 def entries_of_unread(
     model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]]
 ) -> Iterator[tuple[Entry, str]]:
-    """The parameters and buffers of which the code asks something, such as the shape, without computing with them."""
+    """Entries for parameters and buffers whose properties, such as the shape, the code reads without computing."""
     by_class = names_by_class(reads)
     for path, key in sorted(slots):
         module = model.get_submodule(path)
         store = next((each for each in (module._parameters, module._buffers) if each.get(key) is not None), None)
         if store is not None and key in by_class.get(type(module), ()):
             name = f"{path}.{key}" if path else key
-            yield (store, key, store[key]), f"{name}, of which the forward asks more than its elements, {CHANGED}"
+            yield (store, key, store[key]), f"{name}, whose properties the forward reads, {CHANGED}"
 
 
 def kind_of(tensor: Tensor) -> tuple[Any, ...]:
-    """What code can ask of a tensor besides its elements. Those that torch.export has in the places of others count as
-    what they stand for."""
+    """The properties of a tensor besides its elements that code can read. Replacements by torch.export count as the
+    tensors that they stand for."""
     kind: type = type(tensor)
     if kind in OF_EXPORT:
         kind = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
@@ -169,7 +166,7 @@ def kind_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def _reasons(found: Iterable[Found]) -> Iterator[tuple[Entry, str]]:
     for name, entry in found:
-        yield entry, f"what {name} holds {CHANGED}"
+        yield entry, f"the content of {name} {CHANGED}"
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -184,20 +181,20 @@ def entries_of_settings(
     by_class = names_by_class(reads)
     for config in configurations:
         yield (config, TYPE, type(config)), f"the class of an object of the model {CHANGED}"
-        yield (config, DICT, None), f"what an object of the model holds {CHANGED}"
+        yield (config, DICT, None), f"the content of an object of the model {CHANGED}"
         for name in names:
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {CHANGED}"
             yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
         if "__dict__" in reads or "__dict__" in by_class.get(type(config), ()):
             names_in_order = tuple(vars(config))
-            yield (Attributes(config), ITEMS, names_in_order), f"what the configuration of the model holds {CHANGED}"
+            yield (Attributes(config), ITEMS, names_in_order), f"the content of the model's configuration {CHANGED}"
         if slotted(config):
             yield from _reasons(contents.of("the configuration of the model", config))
 
 
 def tied_places(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
-    """The groups of places that hold one and the same tensor; a region reads each group at one place only."""
+    """The groups of places with one and the same tensor; a region reads each group at one place only."""
     groups: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):

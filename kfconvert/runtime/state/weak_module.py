@@ -1,4 +1,4 @@
-"""A reference to a module that does not keep it alive: what a converted model holds must not hold the model."""
+"""A weak reference to a module: a converted model's own attributes must not keep it alive."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 
 class WeakModule:
-    """``WeakModule(module)()`` is the module, for as long as somebody else holds it.
+    """``WeakModule(module)()`` is the module, for as long as another reference keeps it alive.
 
-    The forward of a converted model stands in the instance dict of that model. If it held the model in turn, the two
-    would live on, with all weights, until Python's cyclic collector comes by. A deep copy, made together with the
-    module, refers to the copy of the module; so does a pickled one.
+    The forward of a converted model is in the instance dict of that model. If it held the model, both would stay, with
+    all weights, until Python's cyclic garbage collector runs. A deep copy that includes the module refers to the copy
+    of the module; so does a pickle.
     """
 
     __slots__ = ("_reference",)
@@ -23,14 +23,14 @@ class WeakModule:
         self._reference = weakref.ref(module)
 
     def __call__(self) -> nn.Module:
-        """Raises ReferenceError where the module is gone."""
+        """Raises ReferenceError where the module no longer exists."""
         module = self._reference()
         if module is None:
             raise ReferenceError("the converted model is gone: keep the model, not only a method of it")
         return module
 
     def refers_to(self, module: nn.Module | None) -> bool:
-        """Whether this is the reference of ``module``, and of no other; of None once its module is gone."""
+        """Whether this refers to ``module``; for None, whether its module no longer exists."""
         return self._reference() is module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeakModule:
