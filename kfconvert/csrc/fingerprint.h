@@ -54,9 +54,10 @@ inline PyObject* fingerprint(PyObject*, PyObject* const* arguments, Py_ssize_t g
 
 // Adds the function to `module`; -1 with an exception set on failure.
 inline int add_to(PyObject* module) {
-  static PyMethodDef functions[] = {{"fingerprint", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fingerprint)),
-                                     METH_FASTCALL, "fingerprint(address, bytes): see kfconvert.runtime.state.fingerprint"},
-                                    {nullptr, nullptr, 0, nullptr}};
+  static PyMethodDef functions[] = {
+      {"fingerprint", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fingerprint)), METH_FASTCALL,
+       "fingerprint(address, bytes): see kfconvert.runtime.state.fingerprint"},
+      {nullptr, nullptr, 0, nullptr}};
   return PyModule_AddFunctions(module, functions);
 }
 

@@ -535,7 +535,8 @@ inline int add_to(PyObject* module) {
   static PyMethodDef functions[] = {
       {"watch_state", watch_state, METH_O, "watch_state(entries): see kfconvert.runtime.state.watch.Watch"},
       {"first_change", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(first_change)), METH_FASTCALL,
-       "first_change(entries, state, root, missing, size, items, type, inside, dict): see kfconvert.runtime.state.watch"},
+       "first_change(entries, state, root, missing, size, items, type, inside, dict): see "
+       "kfconvert.runtime.state.watch"},
       {"gather", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(gather)), METH_FASTCALL,
        "gather(places, root): see kfconvert.runtime.state.watch.gather"},
       {"tensor_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_state)), METH_FASTCALL,
