@@ -426,7 +426,7 @@ def test_numbers_that_json_lacks_are_described(value):
 
 
 def test_inputs_that_cannot_be_described():
-    with pytest.raises(input_spec.InputSpecError, match="no texts"):
+    with pytest.raises(input_spec.InputSpecError, match="keys that are not strings"):
         input_spec.describe({1: 2.0})
     with pytest.raises(input_spec.InputSpecError, match="type object"):
         input_spec.describe((object(),))
