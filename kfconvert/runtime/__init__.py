@@ -23,7 +23,6 @@ from .state.contents import (
     is_config_dict,
     is_of_author,
     is_plain_object,
-    plain_objects,
     reached,
     slotted,
 )
@@ -107,7 +106,6 @@ __all__ = [
     "is_plain_object",
     "library_switches",
     "originals",
-    "plain_objects",
     "put_back",
     "reached",
     "reads_of_attributes",

@@ -18,14 +18,11 @@ from torch import nn
 
 from ...region import Read
 from .configuration import names_by_class
-from .contents import is_of_author, items
+from .contents import Found, is_of_author, items
 from .names_in_code import names_in
 from .random_generators import GENERATORS
 from .references import Holdings
-from .watch import INSIDE, MISSING, Entry, inside
-
-# A description, and the entry of a ``Watch``.
-Found = tuple[str, Entry]
+from .watch import INSIDE, MISSING, inside
 
 # torch looks up these names in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
