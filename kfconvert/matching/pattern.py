@@ -43,9 +43,9 @@ class Pattern:
         name: key in ``conversion_stats`` (``<name>_found``, ``<name>_replaced``).
         tree: the dataflow to find: a call, or alternatives.
         anchor: capture name of the call that identifies a site (its module is the site's module).
-        numerics: "exact", "reassociated" (same formula, other rounding) or "approximate" (opt-in).
         refusal: returns the reason why a match must not be fused, or None.
         build: creates the fused module; ``tensor`` returns the live tensor of a placeholder.
+        numerics: "exact", "reassociated" (same formula, other rounding) or "approximate" (opt-in).
         kept: capture names of inner values that may have other users, because the fused module returns them too.
         siblings: name of a capture, or None. If set, a match consists of all occurrences of the tree (two or more)
             that capture the same value under this name, listed in ``Match.members``. Occurrences covered by another
@@ -58,9 +58,9 @@ class Pattern:
     name: str
     tree: Op | Either | Together
     anchor: str
-    numerics: str
     refusal: Callable[[Match], str | None]
     build: Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]
+    numerics: str = "reassociated"
     kept: frozenset[str] = frozenset()
     siblings: str | None = None
     cases: tuple[Case, ...] = ()

@@ -233,7 +233,6 @@ PATTERNS = (
         name="attention",
         tree=_TREE,
         anchor="softmax",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         cases=CASES,

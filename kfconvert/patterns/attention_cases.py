@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..matching import Case
+from .cases import TOKENS, Inputs, net
 
 _LOWEST = torch.finfo(torch.float32).min
 
 
-class _Attention(nn.Module):
-    """A function of q, k, v and an optional boolean mask."""
-
-    def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.function(q, k, v)
-
-
-class _Masked(_Attention):
-    def forward(  # type: ignore[override]  # an argument more
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
-    ) -> Tensor | tuple[Tensor, ...]:
-        return self.function(q, k, v, mask)
-
-
-class _BufferMask(_Attention):
-    def __init__(self, function: Callable[..., Tensor], mask: Tensor):
-        super().__init__(function)
-        self.register_buffer("mask", mask)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.function(q, k, v, self.mask)
-
-
-class _Unused(nn.Module):
-    def __init__(self, need_weights: bool):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
-        self.need_weights = need_weights
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, need_weights=self.need_weights)[0]
-
-
-def _inputs(*leading: int, masked: bool = False) -> Callable[[], tuple[Tensor, ...]]:
+def _inputs(*leading: int, masked: bool = False) -> Inputs:
     def make() -> tuple[Tensor, ...]:
         shape = (2, *leading)
         tensors = (torch.randn(*shape, 5, 8), torch.randn(*shape, 7, 8), torch.randn(*shape, 7, 8))
@@ -76,16 +41,16 @@ def _additive(mask: Tensor, fill: float = _LOWEST) -> Tensor:
 _FOUR, _THREE, _MASK = _inputs(3), _inputs(), _inputs(3, masked=True)
 
 
-def _found(function: Callable[..., Tensor], inputs: Callable[[], tuple[Tensor, ...]] = _FOUR, count: int = 1) -> Case:
-    return Case(lambda: _Attention(function), inputs, count)
+def _found(function: Callable[..., Any], inputs: Inputs = _FOUR, count: int = 1) -> Case:
+    return Case(net(lambda self, q, k, v: function(q, k, v)), inputs, count)
 
 
-def _masked(function: Callable[..., Tensor], count: int = 1, reason: str | None = None) -> Case:
-    return Case(lambda: _Masked(function), _MASK, count, reason)
+def _masked(function: Callable[..., Tensor], count: int = 1, reason: str | None = None, inputs: Inputs = _MASK) -> Case:
+    return Case(net(lambda self, q, k, v, mask: function(q, k, v, mask)), inputs, count, reason)
 
 
-def _refused(function: Callable[..., Tensor], reason: str) -> Case:
-    return Case(lambda: _Attention(function), _FOUR, 0, reason)
+def _refused(function: Callable[..., Any], reason: str) -> Case:
+    return Case(net(lambda self, q, k, v: function(q, k, v)), _FOUR, 0, reason)
 
 
 def _float_mask(change: Callable[[Tensor], Tensor], width: int = 7) -> Case:
@@ -99,11 +64,16 @@ def _float_mask(change: Callable[[Tensor], Tensor], width: int = 7) -> Case:
         mask[1:3, 2:] = -torch.inf
         return (*_FOUR(), mask)
 
-    return Case(lambda: _Masked(function), inputs)
+    return _masked(function, inputs=inputs)
 
 
 def _buffer_mask(function: Callable[..., Tensor], mask: Tensor, count: int = 1, reason: str | None = None) -> Case:
-    return Case(lambda: _BufferMask(function, mask), _FOUR, count, reason)
+    made = net(lambda self, q, k, v: function(q, k, v, self.mask), mask=lambda: nn.Buffer(mask.clone()))
+    return Case(made, _FOUR, count, reason)
+
+
+def _unused(self: Any, x: Tensor) -> Tensor:
+    return self.attention(x, x, x, need_weights=True)[0]
 
 
 def _einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -174,7 +144,7 @@ CASES: tuple[Case, ...] = (
     _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.linspace(-1, 1, 105).reshape(1, 3, 5, 7)),
     _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.full((5, 7), -torch.inf).triu(1)),
     _found(_written_mask),
-    Case(lambda: _Unused(True), lambda: (torch.randn(2, 5, 16),)),
+    Case(net(_unused, attention=lambda: nn.MultiheadAttention(16, 4, batch_first=True)), TOKENS),
     _masked(lambda q, k, v, hidden: _weights(_dots(q, k).masked_fill(hidden, -100.0)) @ v, 0, "scores with -100.0"),
     _masked(lambda q, k, v, hidden: _weights(torch.where(hidden, _HELD, _dots(q, k))) @ v, 0, "scores with a tensor"),
     _masked(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 from ..graph import Op, Var, aten
-from ..matching import Case, Match, Pattern, Replacement
+from ..matching import Case, Match, Replacement
 from ..modules import FusedBatchNormAct
-from .activations import negative_slope, with_activation
+from .activations import family, negative_slope
+from .cases import IMAGES, Make, batch_norm, chain, conv, net, random
 from .checks import dtype_refusal, traced, weights_refusal
 from .skeletons import NORM_ARGUMENTS, NORM_MODULES, NORM_TENSORS, norm_shell
 
@@ -28,84 +29,44 @@ def _refusal(match: Match) -> str | None:
     return weights_refusal(**tensors) or dtype_refusal(captures["x"], *tensors.values())
 
 
-def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
-    def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-        norm, bindings = norm_shell(match.captures, tensor)
-        module = FusedBatchNormAct(norm.eval(), activation, negative_slope(match.captures))
-        return Replacement(module, (match.captures["x"],), tuple(bindings), (match.root,))
-
-    return build
+def _build(match: Match, tensor: Callable[[fx.Node], Tensor], activation: str) -> Replacement:
+    norm, bindings = norm_shell(match.captures, tensor)
+    module = FusedBatchNormAct(norm.eval(), activation, negative_slope(match.captures))
+    return Replacement(module, (match.captures["x"],), tuple(bindings), (match.root,))
 
 
-class _DenseLayer(nn.Module):
+def _cases(act: Make) -> tuple[Case, ...]:
     """A pre-activation layer whose result is concatenated with its input."""
-
-    def __init__(self, activation: nn.Module):
-        super().__init__()
-        self.norm = nn.BatchNorm2d(8)
-        self.activation = activation
-        self.conv = nn.Conv2d(8, 4, 3, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((x, self.conv(self.activation(self.norm(x)))), 1)
-
-
-class _UsedTwice(_DenseLayer):
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.norm(x)
-        return self.activation(hidden) + hidden
-
-
-class _OfSixDimensions(nn.BatchNorm3d):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps).relu()
-
-    def __init__(self) -> None:
-        super().__init__(8)
-
-
-def _images() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 8, 9, 9),)
-
-
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "silu": nn.SiLU,
-    "hardswish": nn.Hardswish,
-    "gelu": nn.GELU,
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
-    "none": nn.Identity,
-}
-_SPECIAL_CASES = {
-    "relu": (
-        Case(lambda: nn.Sequential(nn.BatchNorm1d(8, eps=0.1), nn.ReLU()), lambda: (torch.randn(5, 8),)),
-        Case(lambda: nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(inplace=True)), lambda: (torch.randn(2, 8, 9),)),
-        Case(lambda: nn.Sequential(nn.BatchNorm3d(8, affine=False), nn.ReLU()), lambda: (torch.randn(2, 8, 3, 3, 3),)),
-        Case(lambda: _UsedTwice(nn.ReLU()), _images, 0, "also used by"),
-        Case(
-            lambda: nn.Sequential(nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()),
-            _images,
-            0,
-            "statistics of the batch",
-        ),
-        Case(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), _images, 0),
-        Case(_OfSixDimensions, lambda: (torch.randn(2, 8, 1, 2, 1, 3),), 0, "6 dimensions"),
-    ),
-}
-
-
-def _pattern(activation: str) -> Pattern:
-    function = _ACTIVATIONS[activation]
-    return Pattern(
-        name="batchnorm" if activation == "none" else f"batchnorm_{activation}",
-        tree=with_activation(activation, _NORM),
-        anchor="norm",
-        numerics="reassociated",
-        refusal=_refusal,
-        build=_builder(activation),
-        cases=(Case(lambda: _DenseLayer(function()), _images), *_SPECIAL_CASES.get(activation, ())),
+    dense = net(
+        lambda self, x: torch.cat((x, self.conv(self.act(self.norm(x)))), 1),
+        norm=batch_norm(),
+        conv=conv(padding=1, bias=False),
+        act=act,
     )
+    return (Case(dense, IMAGES),)
 
 
-PATTERNS = tuple(map(_pattern, _ACTIVATIONS))
+def _of_six_dimensions(self: Any, x: Tensor) -> Tensor:
+    return nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var).relu()
+
+
+PATTERNS = family(
+    "batchnorm",
+    lambda act: act(_NORM),
+    "relu relu6 silu hardswish gelu leaky_relu none",
+    _build,
+    _cases,
+    special={
+        "relu": (
+            Case(chain(lambda: nn.BatchNorm1d(8, eps=0.1), nn.ReLU), random((5, 8))),
+            Case(chain(lambda: nn.BatchNorm1d(8), lambda: nn.ReLU(inplace=True)), random((2, 8, 9))),
+            Case(chain(lambda: nn.BatchNorm3d(8, affine=False), nn.ReLU), random((2, 8, 3, 3, 3))),
+            Case(net(lambda self, x: torch.relu(y := self.norm(x)) + y, norm=batch_norm()), IMAGES, 0, "also used by"),
+            Case(chain(batch_norm(track_running_stats=False), nn.ReLU), IMAGES, 0, "statistics of the batch"),
+            Case(chain(conv(), batch_norm(), nn.ReLU), IMAGES, 0),
+            Case(net(_of_six_dimensions, norm=batch_norm()), random((2, 8, 1, 2, 1, 3)), 0, "6 dimensions"),
+        ),
+    },
+    anchor="norm",
+    refusal=_refusal,
+)

@@ -1,29 +1,30 @@
-"""Convolutions with batch norm, an optional residual add and an activation: ``act(bn(conv(x)) + residual)``."""
+"""Convolutions with an optional batch norm, residual add and activation: ``act(bn(conv(x)) + residual)``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import Either, Op, Tree, Var, aten
-from ..matching import Case, Match, Pattern, Replacement
+from ..graph import Either, Op, Var, aten
+from ..matching import Case, Match, Replacement
 from ..modules import FusedConvBN
-from .activations import negative_slope, with_activation
+from .activations import family, negative_slope
+from .cases import IMAGES, Make, batch_norm, chain, conv, net, random
 from .checks import dtype_refusal, same_shape, traced, weights_refusal
 from .skeletons import NORM_ARGUMENTS, NORM_TENSORS, conv_shell, norm_shell
 
 _ARGUMENTS = tuple(map(Var, ("x", "weight", "bias", "stride", "padding", "dilation", "groups")))
-CONV = Either(
+_CONV = Either(
     *(
         Op(getattr(packet, overload), *_ARGUMENTS, name="conv")
         for packet, overload in product((aten.conv1d, aten.conv2d, aten.conv3d), ("default", "padding"))
     )
 )
-_NORM = Op(aten.batch_norm.default, CONV, *NORM_ARGUMENTS, name="norm")
-_ADD = Op(aten.add.Tensor, _NORM, Var("residual"))
+_NORM = Op(aten.batch_norm.default, _CONV, *NORM_ARGUMENTS, name="norm")
 
 
 def _refusal(match: Match) -> str | None:
@@ -45,131 +46,117 @@ def _refusal(match: Match) -> str | None:
     return refused or dtype_refusal(captures["x"], captures["weight"], captures["bias"], result, residual)
 
 
-def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
-    """The ``build`` of the pattern with ``activation``, with or without "norm" and "residual"."""
-
-    def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-        captures = match.captures
-        conv, bindings = conv_shell(captures, tensor)
-        norm = None
-        if "norm" in captures:
-            norm, of_norm = norm_shell(captures, tensor)
-            bindings += of_norm
-        module = FusedConvBN(conv, norm, activation, negative_slope(captures)).eval()
-        inputs = (captures["x"], captures["residual"]) if "residual" in captures else (captures["x"],)
-        return Replacement(module, inputs, tuple(bindings), (match.root,))
-
-    return build
+def _build(match: Match, tensor: Callable[[fx.Node], Tensor], activation: str) -> Replacement:
+    captures = match.captures
+    shell, bindings = conv_shell(captures, tensor)
+    norm = None
+    if "norm" in captures:
+        norm, of_norm = norm_shell(captures, tensor)
+        bindings += of_norm
+    module = FusedConvBN(shell, norm, activation, negative_slope(captures)).eval()
+    inputs = (captures["x"], captures["residual"]) if "residual" in captures else (captures["x"],)
+    return Replacement(module, inputs, tuple(bindings), (match.root,))
 
 
-class _Residual(nn.Module):
-    def __init__(self, activation: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(8)
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.bn(self.conv(x)) + x)
+def _standardized(self: Any, x: Tensor) -> Tensor:
+    """A weight-standardised convolution, as in BiT and NFNet."""
+    weight = self.conv.weight - self.conv.weight.mean((1, 2, 3), keepdim=True)
+    return torch.relu(nn.functional.conv2d(x, weight, self.conv.bias))
 
 
-class _SharedConv(_Residual):
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.conv(x)
-        return torch.relu(self.bn(hidden)) + hidden
-
-
-class _Unbatched(nn.Module):
-    """A batch norm that treats the rows of an unbatched image as channels."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(8, 9, 1)
-        self.bn = nn.BatchNorm1d(9)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.bn(self.conv(x)))
-
-
-class _Uncounted(nn.Module):
-    """A user-defined batch norm without the batch counter of nn.BatchNorm2d, which signals training."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3)
-        self.register_buffer("mean", torch.randn(8))
-        self.register_buffer("variance", torch.rand(8) + 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(nn.functional.batch_norm(self.conv(x), self.mean, self.variance, training=self.training))
-
-
-def _images() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 8, 9, 9),)
-
-
-def _chain(*after: nn.Module, **options) -> Case:
-    def module() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(8, 8, 3, **options), nn.BatchNorm2d(8, eps=0.1), *after)
-
-    return Case(module, _images, 1)
-
-
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "silu": nn.SiLU,
-    "hardswish": nn.Hardswish,
-    "sigmoid": nn.Sigmoid,
-    "gelu": nn.GELU,
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
-    "none": nn.Identity,
-}
-_SPECIAL_CASES = {
+# The tensors of a batch norm without the batch counter of nn.BatchNorm2d, which signals training.
+_UNCOUNTED = net(
+    lambda self, x: nn.functional.batch_norm(self.conv(x), self.mean, self.variance).relu(),
+    conv=conv(),
+    mean=lambda: nn.Buffer(torch.randn(8)),
+    variance=lambda: nn.Buffer(torch.rand(8) + 0.5),
+)
+_SAME = {"conv": conv(padding=1, bias=False), "bn": batch_norm()}
+_ROWS, _VOLUMES = random((2, 8, 9)), random((2, 8, 5, 5, 5))
+_FLAT, _DEEP = lambda: nn.Conv1d(8, 4, 3, bias=False), lambda: nn.Conv3d(8, 4, 3)
+_NORMED: dict[str, tuple[Case, ...]] = {
     "relu": (
-        _chain(nn.ReLU(inplace=True), groups=8, dilation=2),
+        Case(chain(conv(groups=8, dilation=2), batch_norm(eps=0.1), lambda: nn.ReLU(inplace=True)), IMAGES),
+        Case(chain(_FLAT, lambda: nn.BatchNorm1d(4, affine=False), nn.ReLU), _ROWS),
+        Case(chain(_DEEP, lambda: nn.BatchNorm3d(4), nn.ReLU), _VOLUMES),
+        Case(net(lambda self, x: torch.relu(self.bn(y := self.conv(x))) + y, **_SAME), IMAGES, 0, "also used by"),
+        Case(_UNCOUNTED, IMAGES),
+        # A batch norm that treats the rows of an unbatched image as channels.
         Case(
-            lambda: nn.Sequential(nn.Conv1d(8, 4, 3, bias=False), nn.BatchNorm1d(4, affine=False), nn.ReLU()),
-            lambda: (torch.randn(2, 8, 9),),
-        ),
-        Case(
-            lambda: nn.Sequential(nn.Conv3d(8, 4, 3), nn.BatchNorm3d(4), nn.ReLU()),
-            lambda: (torch.randn(2, 8, 5, 5, 5),),
-        ),
-        Case(lambda: _SharedConv(torch.relu), _images, 0, "also used by"),
-        Case(_Uncounted, _images, 1),
-        Case(_Unbatched, lambda: (torch.randn(8, 9, 9),), 0, "no batch dimension"),
-        Case(
-            lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()),
-            _images,
+            chain(conv(out_channels=9, kernel_size=1), lambda: nn.BatchNorm1d(9), nn.ReLU),
+            random((8, 9, 9)),
             0,
-            "statistics of the batch",
+            "no batch dimension",
         ),
+        Case(chain(conv(), batch_norm(track_running_stats=False), nn.ReLU), IMAGES, 0, "statistics of the batch"),
     ),
-    "none": (_chain(padding="same"),),
+    "none": (Case(chain(conv(padding="same"), batch_norm(eps=0.1)), IMAGES),),
+}
+_PLAIN: dict[str, tuple[Case, ...]] = {
+    "relu": (
+        Case(chain(conv(groups=8, dilation=2, bias=False), lambda: nn.ReLU(inplace=True)), IMAGES),
+        Case(chain(conv(stride=2, padding_mode="reflect", padding=1), nn.ReLU), IMAGES),
+        Case(chain(_FLAT, nn.ReLU), _ROWS),
+        Case(chain(_DEEP, nn.ReLU), _VOLUMES),
+        Case(net(lambda self, x: torch.relu(y := self.conv(x)) * y, **_SAME), IMAGES, 0, "also used by"),
+        Case(net(_standardized, **_SAME), IMAGES, 0, "computed in the forward"),
+    ),
+    "none": (
+        Case(conv(padding="same"), IMAGES),
+        Case(chain(conv(), batch_norm(), nn.ReLU), IMAGES, 0),
+    ),
 }
 
 
-def conv_pattern(name: str, tree: Tree, activation: str, cases: tuple[Case, ...]) -> Pattern:
-    """Returns the pattern of ``tree``, which ends in a convolution, norm or addition, and the activation after it."""
-    return Pattern(
-        name=name if activation == "none" else f"{name}_{activation}",
-        tree=with_activation(activation, tree),
-        anchor="conv",
-        numerics="reassociated",
-        refusal=_refusal,
-        build=_builder(activation),
-        cases=cases,
+def _added(act: Make) -> tuple[Case, ...]:
+    return (Case(net(lambda self, x: self.act(self.bn(self.conv(x)) + x), act=act, **_SAME), IMAGES),)
+
+
+def _plain_added(act: Make) -> tuple[Case, ...]:
+    padded = conv(padding=1)
+    return (
+        Case(net(lambda self, x: self.act(x + self.conv(x)), conv=padded, act=act), IMAGES),
+        Case(
+            net(lambda self, x: self.act(self.conv(x) + x.mean((2, 3), keepdim=True)), conv=padded, act=act),
+            IMAGES,
+            0,
+            "the residual is broadcast",
+        ),
     )
 
 
-def _pattern(activation: str, added: bool) -> Pattern:
-    function = _ACTIVATIONS[activation]
-    plain = (_chain(function()), *_SPECIAL_CASES.get(activation, ()))
-    residual = (Case(lambda: _Residual(function()), _images, 1),)
-    if added:
-        return conv_pattern("conv_bn_add", _ADD, activation, residual)
-    return conv_pattern("conv_bn", _NORM, activation, plain)
-
-
-PATTERNS = tuple(_pattern(activation, added) for activation in _ACTIVATIONS for added in (False, True))
+_COMMON: dict[str, Any] = {"build": _build, "refusal": _refusal, "anchor": "conv"}
+_AFTER_NORM = "relu relu6 silu hardswish sigmoid gelu leaky_relu none"
+_AFTER_CONV = "relu relu6 silu hardswish hardsigmoid sigmoid gelu gelu_tanh tanh leaky_relu none"
+PATTERNS = (
+    *family(
+        "conv_bn",
+        lambda act: act(_NORM),
+        _AFTER_NORM,
+        cases=lambda act: (Case(chain(conv(), batch_norm(eps=0.1), act), IMAGES),),
+        special=_NORMED,
+        **_COMMON,
+    ),
+    *family(
+        "conv_bn_add",
+        lambda act: act(Op(aten.add.Tensor, _NORM, Var("residual"))),
+        _AFTER_NORM,
+        cases=_added,
+        **_COMMON,
+    ),
+    *family(
+        "conv",
+        lambda act: act(_CONV),
+        _AFTER_CONV,
+        cases=lambda act: (Case(chain(conv(), act), IMAGES),),
+        special=_PLAIN,
+        **_COMMON,
+    ),
+    *family(
+        "conv_add",
+        lambda act: act(Op(aten.add.Tensor, _CONV, Var("residual"))),
+        _AFTER_CONV,
+        cases=_plain_added,
+        **_COMMON,
+    ),
+)

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from ..graph import Either, Op, Tree, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedDecodeAttention
+from .cases import Inputs, Make, net
 from .checks import dtype_refusal, sizes, traced
 from .rotary import rotary_refusal, rotary_tree, turned
 
@@ -103,32 +104,29 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     return Replacement(module, tuple(inputs), (), outputs)
 
 
-class _Step(nn.Module):
+def _step(shared: int = 2, masked: bool = True, rotated: bool = True, scale: float | None = None) -> Make:
     """A token with 4 heads of size 8 and ``shared`` heads of keys, with a cache of 12 positions."""
+    times = 4 // shared
 
-    def __init__(self, shared: int = 2, masked: bool = True, rotated: bool = True, scale: float | None = None):
-        super().__init__()
-        self.times, self.masked, self.rotated, self.scale = 4 // shared, masked, rotated, scale
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, mask: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if self.rotated:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, mask: Tensor,
+                cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        if rotated:
             q, k = turned(q, cos, sin), turned(k, cos, sin)
         place = torch.tensor([5], device=q.device)
         keys, values = keys.index_copy(2, place, k), values.index_copy(2, place, v)
         batch, shared, places, size = keys.shape
         wide = keys, values
-        if self.times > 1:
-            shape = batch, shared, self.times, places, size
-            flat = batch, shared * self.times, places, size
+        if times > 1:
+            shape, flat = (batch, shared, times, places, size), (batch, shared * times, places, size)
             wide = keys[:, :, None].expand(shape).reshape(flat), values[:, :, None].expand(shape).reshape(flat)
-        seen = mask if self.masked else None
-        y = nn.functional.scaled_dot_product_attention(q, *wide, attn_mask=seen, scale=self.scale)
+        seen = mask if masked else None
+        y = nn.functional.scaled_dot_product_attention(q, *wide, attn_mask=seen, scale=scale)
         return y, keys, values
 
+    return net(forward)
 
-def _inputs(shared: int = 2, rows: int = 1, angles: int = 1) -> Callable[[], tuple[Tensor, ...]]:
+
+def _inputs(shared: int = 2, rows: int = 1, angles: int = 1) -> Inputs:
     def made() -> tuple[Tensor, ...]:
         cache, new = ([torch.randn(3, shared, places, 8) for _ in range(2)] for places in (12, 1))
         mask = torch.rand(3, 1, 1, 12) < 0.7
@@ -144,17 +142,16 @@ PATTERNS = (
         name="decode_attention",
         tree=_TREE,
         anchor="new_keys",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         kept=frozenset(("new_keys", "new_values")),
         cases=(
-            Case(_Step, _inputs()),
-            Case(lambda: _Step(4), _inputs(4)),
-            Case(lambda: _Step(1, scale=0.3), _inputs(1)),
-            Case(lambda: _Step(masked=False, rotated=False), _inputs()),
-            Case(_Step, _inputs(rows=2), 0, "more than one new token"),
-            Case(lambda: _Step(4), _inputs(4, angles=4)),  # the rotations are not fused
+            Case(_step(), _inputs()),
+            Case(_step(4), _inputs(4)),
+            Case(_step(1, scale=0.3), _inputs(1)),
+            Case(_step(masked=False, rotated=False), _inputs()),
+            Case(_step(), _inputs(rows=2), 0, "more than one new token"),
+            Case(_step(4), _inputs(4, angles=4)),  # the rotations are not fused
         ),
     ),
 )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
+from torch.nn.functional import glu
 
-from ..graph import Either, Op, Tree, Var, aten
+from ..graph import Either, Op, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
-from ..modules import FusedGatedLinear, FusedLinear
-from .activations import with_activation
+from ..modules import FusedGatedLinear
+from .activations import family
+from .cases import TOKENS, Make, linear, net, random
 from .checks import linear_refusal, same_shape, traced
-
-Build = Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]
-
-_ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "sigmoid", "relu", "quick_gelu")
+from .skeletons import fused_linear
 
 
 def _linear(name: str) -> Op:
@@ -40,10 +39,6 @@ def _half(name: str) -> Either:
         ),
         Op(aten.slice.Tensor, _PACKED, dim, Var(f"{name}_start"), Var(f"{name}_end"), name=name),
     )
-
-
-def _gated(activation: str, gate: Tree, up: Tree) -> Op:
-    return Op(aten.mul.Tensor, with_activation(activation, gate), up)
 
 
 def _two_refusal(match: Match) -> str | None:
@@ -75,167 +70,93 @@ def _start(match: Match, name: str) -> int:
     return c[f"{name}_index"] * (size // 2) if f"{name}_index" in c else (c[f"{name}_start"] or 0) % size
 
 
-def _fused_linear(
-    match: Match, name: str, tensor: Callable[[fx.Node], Tensor]
-) -> tuple[FusedLinear, list[tuple[nn.Module, str, fx.Node]]]:
-    weight, bias = match.captures[f"{name}_weight"], match.captures[f"{name}_bias"]
-    linear = FusedLinear.from_tensors(tensor(weight), None if bias is None else tensor(bias))
-    return linear, [(linear, "weight", weight)] + ([] if bias is None else [(linear, "bias", bias)])
+def _build_two(match: Match, tensor: Callable[[fx.Node], Tensor], activation: str) -> Replacement:
+    gate, gate_bindings = fused_linear(match.captures, tensor, "gate_")
+    up, up_bindings = fused_linear(match.captures, tensor, "up_")
+    module = FusedGatedLinear(gate, up, activation)
+    return Replacement(module, (match.captures["x"],), (*gate_bindings, *up_bindings), (match.root,))
 
 
-def _build_two(activation: str) -> Build:
-    def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-        gate, gate_bindings = _fused_linear(match, "gate", tensor)
-        up, up_bindings = _fused_linear(match, "up", tensor)
-        module = FusedGatedLinear(gate, up, activation)
-        return Replacement(module, (match.captures["x"],), (*gate_bindings, *up_bindings), (match.root,))
-
-    return build
+def _build_packed(match: Match, tensor: Callable[[fx.Node], Tensor], activation: str) -> Replacement:
+    packed, bindings = fused_linear(match.captures, tensor, "packed_")
+    gate_first = "gate" in match.captures and _start(match, "gate") == 0
+    module = FusedGatedLinear.from_packed(packed, activation, gate_first)
+    return Replacement(module, (match.captures["x"],), tuple(bindings), (match.root,))
 
 
-def _build_packed(activation: str, gate_first: bool | None = None) -> Build:
-    def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-        linear, bindings = _fused_linear(match, "packed", tensor)
-        first = _start(match, "gate") == 0 if gate_first is None else gate_first
-        module = FusedGatedLinear.from_packed(linear, activation, first)
-        return Replacement(module, (match.captures["x"],), tuple(bindings), (match.root,))
-
-    return build
-
-
-_MODULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "silu": nn.functional.silu,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-}
-
-
-class _Two(nn.Module):
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], bias: bool = True, gates: int = 24):
-        super().__init__()
-        self.gate, self.up = nn.Linear(16, gates, bias=bias), nn.Linear(16, 24)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.gate(x), self.up(x))
-
-
-class _Packed(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor], bias: bool = True):
-        super().__init__()
-        self.packed = nn.Linear(16, 48, bias=bias)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.packed(x))
-
-
-def _tokens() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 5, 16),)
-
-
-def _two_cases(activation: str) -> tuple[Case, ...]:
-    act = _MODULES[activation]
-
-    def kept_gate(gate: Tensor, up: Tensor) -> Tensor:
-        activated = act(gate)
-        return activated * up + activated
+def _two_cases(act: Make) -> tuple[Case, ...]:
+    def two(forward: Callable[..., Tensor], bias: bool = True, gates: int = 24) -> Make:
+        return net(forward, gate=linear(16, gates, bias), up=linear(16, 24), act=act)
 
     return (
-        Case(lambda: _Two(lambda gate, up: act(gate) * up), _tokens),
-        Case(lambda: _Two(lambda gate, up: up * act(gate), bias=False), _tokens),
-        Case(lambda: _Two(lambda gate, up: act(gate) * up, gates=1), _tokens, 0, "broadcast"),
-        Case(lambda: _Two(lambda gate, up: act(gate) * up + up), _tokens, 0, "also used by aten.add"),
-        Case(lambda: _Two(kept_gate), _tokens, 0, "also used by aten.add"),
+        Case(two(lambda self, x: self.act(self.gate(x)) * self.up(x)), TOKENS),
+        Case(two(lambda self, x: self.up(x) * self.act(self.gate(x)), bias=False), TOKENS),
+        Case(two(lambda self, x: self.act(self.gate(x)) * self.up(x), gates=1), TOKENS, 0, "broadcast"),
+        Case(two(lambda self, x: self.act(self.gate(x)) * (y := self.up(x)) + y), TOKENS, 0, "also used by aten.add"),
+        Case(two(lambda self, x: (y := self.act(self.gate(x))) * self.up(x) + y), TOKENS, 0, "also used by aten.add"),
     )
 
 
-def _packed_cases(activation: str) -> tuple[Case, ...]:
-    act = _MODULES[activation]
+def _packed(function: Callable[[Any, Tensor], Tensor], bias: bool = True, act: Make = nn.Identity) -> Make:
+    return net(lambda self, x: function(self.act, self.packed(x)), packed=linear(16, 48, bias), act=act)
 
-    def chunked(h: Tensor) -> Tensor:
-        gate, up = h.chunk(2, dim=-1)
-        return act(gate) * up
 
-    def swapped(h: Tensor) -> Tensor:
-        up, gate = h.split(24, dim=2)
-        return up * act(gate)
+def _packed_cases(activation: Make) -> tuple[Case, ...]:
+    def packed(parts: Callable[[Tensor], Any], gate_first: bool = True, bias: bool = True) -> Make:
+        def gated(act: Any, h: Tensor) -> Tensor:
+            first, second, *_ = parts(h)
+            return act(first) * second if gate_first else first * act(second)
 
-    def split_by_sizes(h: Tensor) -> Tensor:
-        up, gate = h.split([24, 24], dim=-1)
-        return act(gate) * up
+        return _packed(gated, bias, activation)
 
-    def unequal(h: Tensor) -> Tensor:
-        gate, up, _ = h.split([16, 16, 16], dim=-1)
-        return act(gate) * up
-
-    def along_tokens(h: Tensor) -> Tensor:
-        gate, up = h.chunk(2, dim=1)
-        return act(gate) * up
-
-    def kept_half(h: Tensor) -> Tensor:
+    def kept_half(act: Any, h: Tensor) -> Tensor:
         gate, up = h.chunk(2, dim=-1)
         return act(gate) * up + up
 
     return (
-        Case(lambda: _Packed(chunked), _tokens),
-        Case(lambda: _Packed(swapped), _tokens),
-        Case(lambda: _Packed(split_by_sizes, bias=False), _tokens),
-        Case(lambda: _Packed(lambda h: act(h[..., :24]) * h[..., 24:]), _tokens),
-        Case(lambda: _Packed(lambda h: act(h[..., -24:]) * h[..., :24]), _tokens),
-        Case(lambda: _Packed(lambda h: act(h[..., ::2]) * h[..., 1::2]), _tokens, 0),
-        Case(lambda: _Packed(unequal), _tokens, 0, "not the two halves"),
-        Case(lambda: _Packed(lambda h: act(h[..., :24]) * h[..., 12:36]), _tokens, 0, "not the two halves"),
-        Case(lambda: _Packed(along_tokens), lambda: (torch.randn(2, 6, 16),), 0, "not along its features"),
-        Case(lambda: _Packed(kept_half), _tokens, 0, "also used by aten.add"),
+        Case(packed(lambda h: h.chunk(2, dim=-1)), TOKENS),
+        Case(packed(lambda h: h.split(24, dim=2), gate_first=False), TOKENS),
+        Case(packed(lambda h: h.split([24, 24], dim=-1), gate_first=False, bias=False), TOKENS),
+        Case(packed(lambda h: (h[..., :24], h[..., 24:])), TOKENS),
+        Case(packed(lambda h: (h[..., -24:], h[..., :24])), TOKENS),
+        Case(packed(lambda h: (h[..., ::2], h[..., 1::2])), TOKENS, 0),
+        Case(packed(lambda h: h.split([16, 16, 16], dim=-1)), TOKENS, 0, "not the two halves"),
+        Case(packed(lambda h: (h[..., :24], h[..., 12:36])), TOKENS, 0, "not the two halves"),
+        Case(packed(lambda h: h.chunk(2, dim=1)), random((2, 6, 16)), 0, "not along its features"),
+        Case(_packed(kept_half, act=activation), TOKENS, 0, "also used by aten.add"),
     )
 
 
-def _patterns(activation: str) -> tuple[Pattern, ...]:
-    suffix = "" if activation == "none" else f"_{activation}"
-    return (
-        Pattern(
-            name=f"gated_linear{suffix}",
-            tree=_gated(activation, _linear("gate"), _linear("up")),
-            anchor="gate",
-            numerics="reassociated",
-            refusal=_two_refusal,
-            build=_build_two(activation),
-            cases=_two_cases(activation),
-        ),
-        Pattern(
-            name=f"packed_gated_linear{suffix}",
-            tree=_gated(activation, _half("gate"), _half("up")),
-            anchor="packed",
-            numerics="reassociated",
-            refusal=_packed_refusal,
-            build=_build_packed(activation),
-            cases=_packed_cases(activation),
-        ),
-    )
-
-
-_GLU = Pattern(
-    name="linear_glu",
-    tree=Op(aten.glu.default, _PACKED, Var("dim")),
-    anchor="packed",
-    numerics="reassociated",
-    refusal=_packed_refusal,
-    build=_build_packed("sigmoid", gate_first=False),
-    cases=(
-        Case(lambda: _Packed(nn.functional.glu), _tokens),
-        Case(lambda: _Packed(lambda h: nn.functional.glu(h, 2), bias=False), _tokens),
-        Case(
-            lambda: _Packed(lambda h: nn.functional.glu(h, 1)),
-            lambda: (torch.randn(2, 6, 16),),
-            0,
-            "not along its features",
+_ACTIVATIONS = "none silu gelu gelu_tanh sigmoid relu quick_gelu"
+PATTERNS = (
+    *family(
+        "gated_linear",
+        lambda act: Op(aten.mul.Tensor, act(_linear("gate")), _linear("up")),
+        _ACTIVATIONS,
+        _build_two,
+        _two_cases,
+        anchor="gate",
+        refusal=_two_refusal,
+    ),
+    *family(
+        "packed_gated_linear",
+        lambda act: Op(aten.mul.Tensor, act(_half("gate")), _half("up")),
+        _ACTIVATIONS,
+        _build_packed,
+        _packed_cases,
+        anchor="packed",
+        refusal=_packed_refusal,
+    ),
+    Pattern(
+        name="linear_glu",
+        tree=Op(aten.glu.default, _PACKED, Var("dim")),
+        anchor="packed",
+        refusal=_packed_refusal,
+        build=lambda match, tensor: _build_packed(match, tensor, "sigmoid"),
+        cases=(
+            Case(_packed(lambda act, h: glu(h)), TOKENS),
+            Case(_packed(lambda act, h: glu(h, 2), bias=False), TOKENS),
+            Case(_packed(lambda act, h: glu(h, 1)), random((2, 6, 16)), 0, "not along its features"),
         ),
     ),
 )
-
-PATTERNS = (*(pattern for activation in _ACTIVATIONS for pattern in _patterns(activation)), _GLU)

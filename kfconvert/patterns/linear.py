@@ -3,147 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Op, Var, aten
-from ..matching import Case, Match, Pattern, Replacement
+from ..matching import Case, Match, Replacement
 from ..modules import FusedLinear
-from .activations import negative_slope, with_activation
+from .activations import family, negative_slope
+from .cases import Make, chain, linear, net, parameter, random
 from .checks import linear_refusal
+from .skeletons import bound, live
 
 _WEIGHT = Either(Op(aten.t.default, Var("transposed_weight")), Var("weight"))
 LINEAR = Op(aten.linear.default, Var("x"), _WEIGHT, Var("bias"), name="linear")
 
 
-def linear_weight(match: Match) -> fx.Node:
-    """Returns the weight parameter of a matched ``LINEAR``."""
-    return match.captures.get("transposed_weight") or match.captures["weight"]
+def linear_tensors(match: Match) -> dict[str, Any]:
+    """Returns the parameters of a matched ``LINEAR``."""
+    weight = match.captures.get("transposed_weight") or match.captures["weight"]
+    return {"weight": weight, "bias": match.captures["bias"]}
 
 
-def _refusal(match: Match) -> str | None:
-    weight, bias = linear_weight(match), match.captures["bias"]
-    return linear_refusal(match.captures["x"], weight, bias, "transposed_weight" in match.captures)
+def refusal(match: Match) -> str | None:
+    """Returns the reason why a matched ``LINEAR`` must not be fused, or None."""
+    return linear_refusal(
+        match.captures["x"], **linear_tensors(match), transposed="transposed_weight" in match.captures
+    )
 
 
-def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
-    def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-        weight, bias = linear_weight(match), match.captures["bias"]
-        module = FusedLinear.from_tensors(
-            tensor(weight),
-            None if bias is None else tensor(bias),
-            activation,
-            negative_slope(match.captures),
-            transposed="transposed_weight" in match.captures,
-        )
-        bindings = [(module, "weight", weight)] + ([] if bias is None else [(module, "bias", bias)])
-        return Replacement(module, (match.captures["x"],), tuple(bindings), (match.root,))
-
-    return build
+def _build(match: Match, tensor: Callable[[fx.Node], Tensor], activation: str) -> Replacement:
+    nodes, slope = linear_tensors(match), negative_slope(match.captures)
+    transposed = "transposed_weight" in match.captures
+    module = FusedLinear.from_tensors(
+        **live(tensor, nodes),
+        activation=activation,
+        negative_slope=slope,
+        transposed=transposed,
+    )
+    return Replacement(module, (match.captures["x"],), tuple(bound(module, nodes)), (match.root,))
 
 
-class _UsedTwice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.linear(x)
-        return torch.relu(hidden) + hidden
+_BATCH = random((4, 8))
 
 
-class _ComputedWeight(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(16, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(nn.functional.linear(x, self.weight * 2))
+def _pair(act: Make) -> Case:
+    return Case(chain(linear(8, 16), act, linear(16, 8, bias=False), act), _BATCH, 2)
 
 
-class _QuickGELU(nn.Module):
-    def __init__(self, slope: float, swapped: bool = False):
-        super().__init__()
-        self.slope, self.swapped = slope, swapped
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate = torch.sigmoid(self.slope * x)
-        return gate * x if self.swapped else x * gate
+def _of_shape(weight: tuple[int, ...], *bias: int) -> Make:
+    tensors = {"weight": parameter(*weight), "bias": parameter(*bias) if bias else lambda: None}
+    return net(lambda self, x: torch.relu(nn.functional.linear(x, self.weight, self.bias)), **tensors)
 
 
-class _GateOfAnother(nn.Module):
-    """Two layers in place of the single layer of quick GELU."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) * torch.sigmoid(1.702 * self.second(x))
+def _scaled_weight(self: Any, x: Tensor) -> Tensor:
+    return torch.relu(nn.functional.linear(x, self.linear.weight * 2))
 
 
-def _clipped() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Hardtanh(0, 5))
-
-
-class _ParametersOfShape(nn.Module):
-    def __init__(self, weight: tuple[int, ...], bias: tuple[int, ...] | None):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(weight))
-        self.bias = None if bias is None else nn.Parameter(torch.randn(bias))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(nn.functional.linear(x, self.weight, self.bias))
-
-
-def _batch() -> tuple[Tensor, ...]:
-    return (torch.randn(4, 8),)
-
-
-def _pair(activation: Callable[[], nn.Module]) -> Case:
-    def module() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 8, bias=False), activation())
-
-    return Case(module, _batch, 2)
-
-
-_CASES: dict[str, tuple[Case, ...]] = {
+_ONE, _TWO = {"linear": linear(8, 16)}, {"first": linear(8, 16), "second": linear(8, 16)}
+_SPECIAL: dict[str, tuple[Case, ...]] = {
     "relu": (
-        _pair(nn.ReLU),
         _pair(lambda: nn.ReLU(inplace=True)),
-        Case(_UsedTwice, _batch, 0, "also used by"),
-        Case(_ComputedWeight, _batch, 0, "computed in the forward"),
-        Case(lambda: _ParametersOfShape((16, 8), (1, 16)), _batch, 0, "is broadcast"),
-        Case(lambda: _ParametersOfShape((16, 8), (1,)), _batch, 0, "is broadcast"),
-        Case(lambda: _ParametersOfShape((8,), None), _batch, 0, "1 dimensions"),
+        Case(net(lambda self, x: torch.relu(y := self.linear(x)) + y, **_ONE), _BATCH, 0, "also used by"),
+        Case(net(_scaled_weight, **_ONE), _BATCH, 0, "computed in the forward"),
+        Case(_of_shape((16, 8), 1, 16), _BATCH, 0, "is broadcast"),
+        Case(_of_shape((16, 8), 1), _BATCH, 0, "is broadcast"),
+        Case(_of_shape((8,)), _BATCH, 0, "1 dimensions"),
     ),
-    "gelu": (_pair(nn.GELU),),
-    "gelu_tanh": (_pair(lambda: nn.GELU(approximate="tanh")),),
-    "silu": (_pair(nn.SiLU),),
-    "tanh": (_pair(nn.Tanh),),
-    "sigmoid": (_pair(nn.Sigmoid),),
-    "relu6": (_pair(nn.ReLU6), _pair(lambda: nn.Hardtanh(0, 6)), Case(_clipped, _batch, 0)),
-    "hardswish": (_pair(nn.Hardswish),),
-    "leaky_relu": (_pair(lambda: nn.LeakyReLU(0.2)),),
+    "relu6": (
+        _pair(lambda: nn.Hardtanh(0, 6)),
+        Case(chain(linear(8, 16), lambda: nn.Hardtanh(0, 5)), _BATCH, 0),
+    ),
     "quick_gelu": (
-        _pair(lambda: _QuickGELU(1.702)),
-        _pair(lambda: _QuickGELU(1.702, swapped=True)),
-        Case(lambda: nn.Sequential(nn.Linear(8, 16), _QuickGELU(1.5)), _batch, 0),
-        Case(_GateOfAnother, _batch, 0),
+        _pair(net(lambda self, x: (1.702 * x).sigmoid() * x)),
+        Case(chain(linear(8, 16), net(lambda self, x: x * (1.5 * x).sigmoid())), _BATCH, 0),
+        # Two layers in place of the single layer of quick GELU.
+        Case(net(lambda self, x: self.first(x) * (1.702 * self.second(x)).sigmoid(), **_TWO), _BATCH, 0),
     ),
-    "none": (Case(lambda: nn.Linear(8, 16), _batch, 1),),
 }
 
-PATTERNS = tuple(
-    Pattern(
-        name="linear" if activation == "none" else f"linear_{activation}",
-        tree=with_activation(activation, LINEAR),
-        anchor="linear",
-        numerics="reassociated",
-        refusal=_refusal,
-        build=_builder(activation),
-        cases=cases,
-    )
-    for activation, cases in _CASES.items()
+PATTERNS = family(
+    "linear",
+    lambda act: act(LINEAR),
+    "relu gelu gelu_tanh silu tanh sigmoid relu6 hardswish leaky_relu quick_gelu none",
+    _build,
+    lambda act: (_pair(act) if act is not nn.Identity else Case(linear(8, 16), _BATCH),),
+    special=_SPECIAL,
+    anchor="linear",
+    refusal=refusal,
 )

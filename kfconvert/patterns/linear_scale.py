@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from ..graph import Either, Op, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedLinearScale
-from .checks import dtype_refusal, linear_refusal, traced, weights_refusal
-from .linear import LINEAR, linear_weight
+from .cases import Make, linear, net, parameter, random
+from .checks import dtype_refusal, traced, weights_refusal
+from .linear import LINEAR, linear_tensors, refusal
+from .skeletons import bound, live
 
 _GAMMA = Either(Op(aten.reshape.default, Var("gamma"), Var("gamma_shape"), name="reshaped"), Var("gamma"))
 # ConvNeXt computes its linear layers on (N, H, W, C) and permutes to (N, C, H, W) before the product.
@@ -20,12 +22,10 @@ _BRANCH = Either(Op(aten.permute.default, LINEAR, Var("permutation")), LINEAR)
 
 def _refusal(match: Match) -> str | None:
     captures = match.captures
-    weight, bias, gamma = linear_weight(match), captures["bias"], captures["gamma"]
+    gamma = captures["gamma"]
     if not isinstance(gamma, fx.Node):
         return "the result is multiplied by a constant, not by a layer scale"
-    refused = weights_refusal(**{"layer scale": gamma}) or linear_refusal(
-        captures["x"], weight, bias, "transposed_weight" in captures
-    )
+    refused = weights_refusal(**{"layer scale": gamma}) or refusal(match)
     if refused is not None:
         return refused
     result = traced(captures["linear"])
@@ -46,88 +46,52 @@ def _positive(permutation: list[int] | None, dimensions: int) -> tuple[int, ...]
 
 def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     captures = match.captures
-    held = {"weight": linear_weight(match), "bias": captures["bias"], "gamma": captures["gamma"]}
-    held = {name: node for name, node in held.items() if node is not None}
-    live = {name: tensor(node) for name, node in held.items()}
+    nodes = {**linear_tensors(match), "gamma": captures["gamma"]}
     module = FusedLinearScale.from_tensors(
-        live["weight"],
-        live.get("bias"),
-        live["gamma"],
+        **live(tensor, nodes),
         transposed="transposed_weight" in captures,
         permutation=_positive(captures.get("permutation"), traced(captures["linear"]).dim()),
     )
-    bindings = tuple((module, name, node) for name, node in held.items())
-    return Replacement(module, (captures["x"],), bindings, (match.root,))
+    return Replacement(module, (captures["x"],), tuple(bound(module, nodes)), (match.root,))
 
 
-class _Branch(nn.Module):
-    """x + gamma * linear(x)"""
-
-    def __init__(self, *shape: int, bias: bool = True):
-        super().__init__()
-        self.linear = nn.Linear(8, 8, bias)
-        self.gamma = nn.Parameter(torch.rand(shape or (8,)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.gamma * self.linear(x)
+def _scaled(forward: Callable[..., Tensor], *shape: int, bias: bool = True) -> Make:
+    return net(forward, linear=linear(8, 8, bias), gamma=parameter(*shape))
 
 
-class _Image(_Branch):
+def _branch(self: Any, x: Tensor) -> Tensor:
+    return x + self.gamma * self.linear(x)
+
+
+def _image(self: Any, x: Tensor) -> Tensor:
     """A branch of ConvNeXt: the linear layer on (N, H, W, C), the factor on (N, C, H, W)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gamma * self.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + x
+    return self.gamma * self.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + x
 
 
-class _ReshapedImage(_Branch):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) * self.gamma.reshape(1, -1, 1, 1) + x
+def _reshaped_image(self: Any, x: Tensor) -> Tensor:
+    return self.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) * self.gamma.reshape(1, -1, 1, 1) + x
 
 
-class _Gate(_Branch):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * x
-
-
-class _Doubled(_Branch):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * 2.0
-
-
-class _UsedTwice(_Branch):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        return y + self.gamma * y
-
-
-def _tokens() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 8, 8),)
-
-
-def _images() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 8, 8, 8),)
-
-
+_ROWS, _PIXELS = random((2, 8, 8)), random((2, 8, 8, 8))
 PATTERNS = (
     Pattern(
         name="linear_scale",
         tree=Op(aten.mul.Tensor, _BRANCH, _GAMMA),
         anchor="linear",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         cases=(
-            Case(_Branch, _tokens),
-            Case(lambda: _Branch(1, 1, 8, bias=False), _tokens),
-            Case(lambda: _Image(8, 1, 1), _images),
-            Case(lambda: _ReshapedImage(8), _images),
-            Case(lambda: _Branch(8, 1), _tokens, 0, "does not vary along"),
-            Case(lambda: _Branch(8, 8), _tokens, 0, "does not vary along"),
-            Case(lambda: _Branch(1), _tokens, 0, "is broadcast"),
-            Case(lambda: _Image(8), _images, 0, "does not vary along"),
-            Case(_Gate, _tokens, 0, "the layer scale is computed in the forward"),
-            Case(_Doubled, _tokens, 0, "by a constant"),
-            Case(_UsedTwice, _tokens, 0, "also used by"),
+            Case(_scaled(_branch, 8), _ROWS),
+            Case(_scaled(_branch, 1, 1, 8, bias=False), _ROWS),
+            Case(_scaled(_image, 8, 1, 1), _PIXELS),
+            Case(_scaled(_reshaped_image, 8), _PIXELS),
+            Case(_scaled(_branch, 8, 1), _ROWS, 0, "does not vary along"),
+            Case(_scaled(_branch, 8, 8), _ROWS, 0, "does not vary along"),
+            Case(_scaled(_branch, 1), _ROWS, 0, "is broadcast"),
+            Case(_scaled(_image, 8), _PIXELS, 0, "does not vary along"),
+            Case(_scaled(lambda self, x: self.linear(x) * x), _ROWS, 0, "the layer scale is computed in the forward"),
+            Case(_scaled(lambda self, x: self.linear(x) * 2.0), _ROWS, 0, "by a constant"),
+            Case(_scaled(lambda self, x: (y := self.linear(x)) + self.gamma * y, 8), _ROWS, 0, "also used by"),
         ),
     ),
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Op, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
-from ..modules import FusedLinear, FusedMergedLinear
+from ..modules import FusedMergedLinear
+from .cases import TOKENS, Make, linear, net, random
 from .checks import linear_refusal, traced
+from .skeletons import fused_linear
 
 _LINEAR = Op(aten.linear.default, Var("x"), Var("weight"), Var("bias"), name="linear")
 
@@ -46,86 +49,49 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-    linears, bindings = [], []
-    for member in match.members:
-        held = {name: member.captures[name] for name in ("weight", "bias") if member.captures[name] is not None}
-        live = {name: tensor(node) for name, node in held.items()}
-        linears.append(FusedLinear.from_tensors(live["weight"], live.get("bias")))
-        bindings += [(linears[-1], name, node) for name, node in held.items()]
-    module = FusedMergedLinear(*linears)
-    return Replacement(module, (match.captures["x"],), tuple(bindings), match.nodes)
+    made = [fused_linear(member.captures, tensor) for member in match.members]
+    module = FusedMergedLinear(*(linear for linear, _ in made))
+    bindings = tuple(binding for _, bindings in made for binding in bindings)
+    return Replacement(module, (match.captures["x"],), bindings, match.nodes)
 
 
-class _Attention(nn.Module):
-    """Three projections, one of which may lack a bias, be smaller, or read another input."""
+def _attention(bias: bool = True, features: int = 16, change: Callable[[Tensor], Tensor] = lambda x: x) -> Make:
+    """Three projections; that of keys may lack a bias, be smaller, or read another input."""
 
-    def __init__(self, key_bias: bool = True, key_features: int = 16, separate: bool = False):
-        super().__init__()
-        self.query, self.value = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.key = nn.Linear(16, key_features, bias=key_bias)
-        self.separate = separate
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, value = self.query(x), self.value(x)
-        key = self.key(x.sin() if self.separate else x)
-        heads = [t.view(*x.shape[:-1], -1, 8).transpose(1, 2) for t in (query, key, value)]
+    def forward(self: Any, x: Tensor) -> Tensor:
+        projected = self.query(x), self.key(change(x)), self.value(x)
+        heads = [t.view(*x.shape[:-1], -1, 8).transpose(1, 2) for t in projected]
         mixed = nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True)  # type: ignore[misc]  # three heads
         return mixed.transpose(1, 2).reshape(x.shape)
 
+    return net(forward, query=linear(), key=linear(16, features, bias), value=linear())
 
-_Function = Callable[[Tensor, nn.Module, nn.Module], Tensor | tuple[Tensor, ...]]
 
-
-class _Branches(nn.Module):
+def _branches(function: Callable[[Tensor, Any, Any], Any]) -> Make:
     """``forward`` is a function of x and two layers."""
-
-    def __init__(self, function: _Function, tied: bool = False):
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.function = function
-        if tied:
-            self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.function(x, self.first, self.second)
+    return net(lambda self, x: function(x, self.first, self.second), first=linear(), second=linear())
 
 
-def _branches(function: _Function, tied: bool = False):
-    return lambda: _Branches(function, tied)
-
-
-def _scaled(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+def _scaled(x: Tensor, first: Any, second: Any) -> Tensor:
     return first(x).sin() + nn.functional.linear(x, second.weight * 2)
 
 
-def _parallel(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
-    return torch.relu(first(x)) + second(x)
-
-
-def _chained(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
-    """Applies the second layer twice, to x and to its result."""
-    return second(first(x)) + second(x)
+def _tied(x: Tensor, first: Any, second: Any) -> Tensor:
+    return first(x).sin() + nn.functional.linear(x, first.weight, second.bias).cos()
 
 
 def _complex(x: Tensor) -> Tensor:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2))).abs()
 
 
-class _Rotated(nn.Module):
+def _rotated(features: int) -> Make:
     """Two projections that are read as complex numbers, between projections to ``features``."""
 
-    def __init__(self, features: int):
-        super().__init__()
-        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.value = nn.Linear(16, features)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
         value = self.value(x).sin().sum(-1, keepdim=True)
         return _complex(self.query(x)) * _complex(self.key(x)) * value
 
-
-def _tokens() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 5, 16),)
+    return net(forward, query=linear(), key=linear(), value=linear(16, features))
 
 
 PATTERNS = (
@@ -133,25 +99,24 @@ PATTERNS = (
         name="merged_linear",
         tree=_LINEAR,
         anchor="linear",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         siblings="x",
         cases=(
-            Case(_Attention, _tokens),
-            Case(lambda: _Attention(key_bias=False), _tokens),
-            Case(lambda: _Attention(key_features=8), _tokens),
-            Case(lambda: _Attention(separate=True), _tokens),
-            Case(_branches(lambda x, f, s: f(x).sin() + s(x).cos()), lambda: (torch.randn(16),)),
-            Case(_branches(lambda x, f, s: f(x).sin() + s(x).cos(), tied=True), _tokens),
-            Case(_branches(_chained), _tokens),
-            Case(lambda: _Rotated(4), _tokens),
-            Case(lambda: _Rotated(5), _tokens, 1),
-            Case(_branches(lambda x, f, s: f(x) + s(x.sin())), _tokens, 0),
-            Case(_branches(_parallel), _tokens, 0),
-            Case(_branches(_scaled), _tokens, 0, "computed in the forward"),
-            Case(_branches(lambda x, f, s: (f(x).sin(), s(x))), _tokens, 0, "returned by the model"),
-            Case(_branches(lambda x, f, s: (f(x).sin(), s(x).view(2, 5, 2, 8)[0])), _tokens, 0, "returned by"),
+            Case(_attention(), TOKENS),
+            Case(_attention(bias=False), TOKENS),
+            Case(_attention(features=8), TOKENS),
+            Case(_attention(change=torch.sin), TOKENS),
+            Case(_branches(lambda x, f, s: f(x).sin() + s(x).cos()), random((16,))),
+            Case(_branches(_tied), TOKENS),
+            Case(_branches(lambda x, f, s: s(f(x)) + s(x)), TOKENS),
+            Case(_rotated(4), TOKENS),
+            Case(_rotated(5), TOKENS, 1),
+            Case(_branches(lambda x, f, s: f(x) + s(x.sin())), TOKENS, 0),
+            Case(_branches(lambda x, f, s: torch.relu(f(x)) + s(x)), TOKENS, 0),
+            Case(_branches(_scaled), TOKENS, 0, "computed in the forward"),
+            Case(_branches(lambda x, f, s: (f(x).sin(), s(x))), TOKENS, 0, "returned by the model"),
+            Case(_branches(lambda x, f, s: (f(x).sin(), s(x).view(2, 5, 2, 8)[0])), TOKENS, 0, "returned by"),
         ),
     ),
 )

@@ -16,7 +16,9 @@ from torch import Tensor, fx, nn
 from ..graph import Either, Number, Op, Tree, Var, aten, fixed_size
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedAddRMSNorm, FusedRMSNorm
+from .cases import Inputs, Make, net, parameter, random
 from .checks import dtype_refusal, residual_refusal, traced, weights_refusal
+from .skeletons import norm_replacement
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -114,48 +116,36 @@ def _cast_refusal(match: Match, value: fx.Node) -> str | None:
 
 def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     captures = match.captures
-    weight = captures.get("weight")
-    fixed = (_normalized_shape(captures), None if weight is None else tensor(weight), _eps(captures))
-    offset = float(captures.get("offset", 0.0))
-    inputs: tuple[fx.Node, ...] = (captures["x"],)
-    outputs: tuple[fx.Node, ...] = (match.root,)
-    if "sum" in captures:
-        keeps_sum = match.is_kept("sum")
-        module = FusedAddRMSNorm.from_tensors(*fixed, offset=offset, return_sum=keeps_sum)
-        inputs = (captures["x"], captures["residual"])
-        outputs = (match.root, captures["sum"]) if keeps_sum else outputs
-    else:
-        module = FusedRMSNorm.from_tensors(*fixed, offset=offset)
-    bindings = () if weight is None else ((module, "weight", weight),)
-    return Replacement(module, inputs, bindings, outputs)
+    return norm_replacement(
+        match,
+        tensor,
+        (FusedRMSNorm, FusedAddRMSNorm),
+        {"weight": captures.get("weight")},
+        normalized_shape=_normalized_shape(captures),
+        eps=_eps(captures),
+        offset=float(captures.get("offset", 0.0)),
+    )
 
 
 _Formula = Callable[[Tensor, Tensor], Tensor]
 
 
-class _Norm(nn.Module):
-    def __init__(self, formula: _Formula, shape: tuple[int, ...] = (16,)):
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(shape) + 0.5)
-        self.formula = formula
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.formula(x, self.weight)
+def _of(forward: Callable[..., Any], formula: _Formula, shape: tuple[int, ...] = (16,)) -> Make:
+    return net(forward, weight=parameter(*shape), formula=lambda: formula)
 
 
-class _AddNorm(_Norm):
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]  # an argument more
-        return self.formula(x + residual, self.weight)
+def _norm(self: Any, x: Tensor) -> Tensor:
+    return self.formula(x, self.weight)
 
 
-class _PreNorm(_Norm):
+def _add_norm(self: Any, x: Tensor, residual: Tensor) -> Tensor:
+    return self.formula(x + residual, self.weight)
+
+
+def _pre_norm(self: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """A pre-norm block, whose sum is also the residual stream."""
-
-    def forward(  # type: ignore[override]  # an argument more
-        self, x: Tensor, residual: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        stream = x + residual
-        return self.formula(stream, self.weight), stream
+    stream = x + residual
+    return self.formula(stream, self.weight), stream
 
 
 def _square_mean(x: Tensor) -> Tensor:
@@ -198,16 +188,13 @@ _NEAR_MISSES: tuple[tuple[_Formula, str], ...] = (
 )
 
 
-def _rows(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: tuple(torch.randn(shape).to(dtype) for shape in shapes)
+_ONE, _TWO = random((2, 5, 16)), random((2, 5, 16), (2, 5, 16))
+_ONE_BF16, _TWO_BF16 = (random(*[(2, 5, 16)] * count, dtype=torch.bfloat16) for count in (1, 2))
 
 
-_ONE, _TWO = _rows((2, 5, 16)), _rows((2, 5, 16), (2, 5, 16))
-_ONE_BF16, _TWO_BF16 = _rows((2, 5, 16), dtype=torch.bfloat16), _rows((2, 5, 16), (2, 5, 16), dtype=torch.bfloat16)
-
-
-def _case(kind: type[_Norm], formula: _Formula, inputs: Callable[[], tuple[Tensor, ...]], *expected: Any) -> Case:
-    return Case(lambda: kind(formula).to(inputs()[0].dtype), inputs, *expected)
+def _case(forward: Callable[..., Any], formula: _Formula, inputs: Inputs, *expected: Any, shape: Any = (16,)) -> Case:
+    make = _of(forward, formula, shape)
+    return Case(lambda: make().to(inputs()[0].dtype), inputs, *expected)
 
 
 PATTERNS = (
@@ -215,34 +202,32 @@ PATTERNS = (
         name="rms_norm",
         tree=_tree(Var("x")),
         anchor="norm",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         cases=(
-            *(_case(_Norm, formula, inputs) for formula in _FORMULAS for inputs in (_ONE, _ONE_BF16)),
-            Case(lambda: _Norm(lambda x, w: nn.functional.rms_norm(x, (5, 16), w, 0.1), (5, 16)), _ONE),
-            *(_case(_Norm, formula, _ONE, 0, reason) for formula, reason in _NEAR_MISSES),
+            *(_case(_norm, formula, inputs) for formula in _FORMULAS for inputs in (_ONE, _ONE_BF16)),
+            _case(_norm, lambda x, w: nn.functional.rms_norm(x, (5, 16), w, 0.1), _ONE, shape=(5, 16)),
+            *(_case(_norm, formula, _ONE, 0, reason) for formula, reason in _NEAR_MISSES),
             # The norm is fused without its weight if the weight cannot be fused.
-            _case(_Norm, lambda x, w: _llama(x, w * 2), _ONE, 1, "computed in the forward"),
-            Case(lambda: _Norm(_llama, (5, 16)), _ONE, 1, "the weight has shape (5, 16)"),
-            _case(_Norm, lambda x, w: _llama(x, w.float()), _ONE_BF16, 1, "returns torch.float32"),
-            Case(lambda: _Norm(_t5), _ONE_BF16, 0, "returns torch.float32"),
+            _case(_norm, lambda x, w: _llama(x, w * 2), _ONE, 1, "computed in the forward"),
+            _case(_norm, _llama, _ONE, 1, "the weight has shape (5, 16)", shape=(5, 16)),
+            _case(_norm, lambda x, w: _llama(x, w.float()), _ONE_BF16, 1, "returns torch.float32"),
+            Case(_of(_norm, _t5), _ONE_BF16, 0, "returns torch.float32"),
         ),
     ),
     Pattern(
         name="add_rms_norm",
         tree=_tree(Op(aten.add.Tensor, Var("x"), Var("residual"), name="sum")),
         anchor="norm",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         kept=frozenset({"sum"}),
         cases=(
-            *(_case(kind, formula, _TWO) for kind in (_AddNorm, _PreNorm) for formula in (_llama, _gemma, _call)),
-            *(_case(_PreNorm, formula, _TWO_BF16) for formula in (_llama, _t5, _gemma, _call)),
-            _case(_AddNorm, _llama, _rows((2, 5, 16), (1, 5, 16))),
-            _case(_AddNorm, _llama, _rows((5, 16), (2, 5, 16))),
-            _case(_AddNorm, _llama, _rows((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
+            *(_case(kind, formula, _TWO) for kind in (_add_norm, _pre_norm) for formula in (_llama, _gemma, _call)),
+            *(_case(_pre_norm, formula, _TWO_BF16) for formula in (_llama, _t5, _gemma, _call)),
+            _case(_add_norm, _llama, random((2, 5, 16), (1, 5, 16))),
+            _case(_add_norm, _llama, random((5, 16), (2, 5, 16))),
+            _case(_add_norm, _llama, random((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
         ),
     ),
 )

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from ..graph import AnyNumber, Op, Var, aten, fixed_size
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedRotary
+from .cases import net, random
 from .checks import dtype_refusal, same_shape, traced
 
 
@@ -47,17 +48,6 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     return Replacement(FusedRotary(), inputs, (), (match.root,))
 
 
-class _Rotary(nn.Module):
-    """A function of x, cos and sin."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return self.function(x, cos, sin)
-
-
 def _rotated(x: Tensor, half: int = 4, dim: int = -1) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), dim)
 
@@ -67,15 +57,13 @@ def turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return x * c + _rotated(x, x.shape[-1] // 2) * s
 
 
-def _found(function: Callable[[Tensor, Tensor, Tensor], Tensor], *shape: int) -> Case:
-    return Case(lambda: _Rotary(function), lambda: (torch.randn(2, 3, 5, 8), torch.randn(shape), torch.randn(shape)))
+def _found(function: Callable[..., Tensor], *shape: int) -> Case:
+    return Case(net(lambda self, x, cos, sin: function(x, cos, sin)), random((2, 3, 5, 8), shape, shape))
 
 
-def _refused(function: Callable[[Tensor, Tensor, Tensor], Tensor], reason: str, columns: int = 8) -> Case:
-    def inputs() -> tuple[Tensor, ...]:
-        return torch.randn(2, 3, 5, 8), torch.randn(2, 1, 5, columns), torch.randn(2, 1, 5, columns)
-
-    return Case(lambda: _Rotary(function), inputs, 0, reason)
+def _refused(function: Callable[..., Tensor], reason: str, columns: int = 8) -> Case:
+    shapes = (2, 3, 5, 8), (2, 1, 5, columns), (2, 1, 5, columns)
+    return Case(net(lambda self, x, cos, sin: function(x, cos, sin)), random(*shapes), 0, reason)
 
 
 PATTERNS = (
@@ -83,7 +71,6 @@ PATTERNS = (
         name="rotary",
         tree=rotary_tree("x"),
         anchor="x_rotated",
-        numerics="reassociated",
         refusal=lambda match: rotary_refusal(match.captures, "x"),
         build=_build,
         cases=(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..graph import AnyNumber, Either, Op, Tree, Var, aten, fixed_size
 from ..matching import Case, Match, Pattern, Replacement
-from ..modules import FusedLinear, FusedSelfAttention
+from ..modules import FusedSelfAttention
+from .cases import Make, linear, net, random
 from .checks import dtype_refusal, linear_refusal, sizes, traced
+from .skeletons import fused_linear
 
 
 def _swapped(tree: Tree) -> Either:
@@ -75,75 +78,55 @@ def _refusal(match: Match) -> str | None:
 
 def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     captures = match.captures
-    linears: list[FusedLinear] = []
-    bindings: list[tuple[nn.Module, str, fx.Node]] = []
-    for name in ("in", "out"):
-        found = {key: captures[f"{name}_{key}"] for key in ("weight", "bias") if captures[f"{name}_{key}"] is not None}
-        live = {key: tensor(node) for key, node in found.items()}
-        linears.append(FusedLinear.from_tensors(live["weight"], live.get("bias")))
-        bindings += [(linears[-1], key, node) for key, node in found.items()]
-    heads = int(traced(captures["q"]).shape[1])
-    module = FusedSelfAttention(linears[0], linears[1], heads, "batch_first" in captures)
-    return Replacement(module, (captures["x"],), tuple(bindings), (match.root,))
+    in_proj, in_bindings = fused_linear(captures, tensor, "in_")
+    out_proj, out_bindings = fused_linear(captures, tensor, "out_")
+    module = FusedSelfAttention(in_proj, out_proj, int(traced(captures["q"]).shape[1]), "batch_first" in captures)
+    return Replacement(module, (captures["x"],), (*in_bindings, *out_bindings), (match.root,))
 
 
-class _Attention(nn.Module):
-    def __init__(self, batch_first: bool = True, bias: bool = True, weights: bool = False, masked: bool = False):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 4, bias=bias, batch_first=batch_first)
-        self.weights, self.masked = weights, masked
+def _of_torch(
+    change: Callable[[Tensor], Tensor] = lambda x: x, weights: bool = False, mask: bool = False, **options
+) -> Make:
+    """An nn.MultiheadAttention with ``change(x)`` as keys."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        mask = torch.zeros(x.shape[1], x.shape[1]) if self.masked else None
-        return self.attention(x, x, x, need_weights=self.weights, attn_mask=mask)[0]
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = torch.zeros(x.shape[1], x.shape[1]) if mask else None
+        return self.attention(x, change(x), x, need_weights=weights, attn_mask=hidden)[0]
+
+    return net(forward, attention=lambda: nn.MultiheadAttention(16, 4, **{"batch_first": True, **options}))
 
 
-class _Arranged(nn.Module):
+def _arranged(*rows: int) -> Make:
     """An nn.MultiheadAttention that splits rows into heads differently."""
 
-    def __init__(self, rows: tuple[int, int, int]):
-        super().__init__()
-        self.first, self.second, self.rows = nn.Linear(16, 48), nn.Linear(16, 16), rows
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor) -> Tensor:
         packed = self.first(x.transpose(1, 0)).unflatten(-1, (3, 16)).unsqueeze(0).transpose(0, -2).squeeze(-2)
         parts = packed.contiguous()
-        heads = [parts[i].reshape(self.rows).transpose(0, 1).reshape(3, 4, 5, 4) for i in range(3)]
+        heads = [parts[i].reshape(rows).transpose(0, 1).reshape(3, 4, 5, 4) for i in range(3)]
         mixed = nn.functional.scaled_dot_product_attention(*heads).permute(2, 0, 1, 3).reshape(15, 16)
         return self.second(mixed).reshape(5, 3, 16).transpose(1, 0)
 
-
-class _Crossed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x.sin(), x, need_weights=False)[0]
+    return net(forward, first=linear(16, 48), second=linear())
 
 
-def _texts() -> tuple[Tensor, ...]:
-    return (torch.randn(3, 5, 16),)
-
-
+_TEXTS = random((3, 5, 16))
 PATTERNS = (
     Pattern(
         name="self_attention",
         tree=_TREE,
         anchor="in_proj",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         cases=(
-            Case(_Attention, _texts),
-            Case(lambda: _Attention(batch_first=False), _texts),
-            Case(lambda: _Attention(bias=False), _texts),
-            Case(lambda: _Attention(weights=True), _texts, 0),
-            Case(lambda: _Attention(masked=True), _texts, 0),
-            Case(lambda: _Arranged((5, 12, 4)), _texts),
-            Case(lambda: _Arranged((15, 4, 4)), _texts, 0, "arranged in another way"),
-            Case(lambda: _Arranged((5, 4, 12)), _texts, 0, "arranged in another way"),
-            Case(_Crossed, _texts, 0),
+            Case(_of_torch(), _TEXTS),
+            Case(_of_torch(batch_first=False), _TEXTS),
+            Case(_of_torch(bias=False), _TEXTS),
+            Case(_of_torch(weights=True), _TEXTS, 0),
+            Case(_of_torch(mask=True), _TEXTS, 0),
+            Case(_arranged(5, 12, 4), _TEXTS),
+            Case(_arranged(15, 4, 4), _TEXTS, 0, "arranged in another way"),
+            Case(_arranged(5, 4, 12), _TEXTS, 0, "arranged in another way"),
+            Case(_of_torch(torch.sin), _TEXTS, 0),
         ),
     ),
 )

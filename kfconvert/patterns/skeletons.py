@@ -1,4 +1,4 @@
-"""Modules around the live tensors of a match, for constructors that take modules."""
+"""Modules around the live tensors of a match."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from ..graph import Var
+from ..matching import Match, Replacement
+from ..modules import FusedLinear
 from .checks import traced
 
 _CONV_MODULES = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
@@ -57,4 +59,35 @@ def hold(module: nn.Module, nodes: dict[str, fx.Node | None], tensor: Live) -> B
     for name, node in nodes.items():
         store: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
         store[name] = None if node is None else tensor(node)
+    return bound(module, nodes)
+
+
+def bound(module: nn.Module, nodes: dict[str, fx.Node | None]) -> Bindings:
+    """Returns the bindings of the attributes of ``module`` that ``nodes`` names."""
     return [(module, name, node) for name, node in nodes.items() if node is not None]
+
+
+def live(tensor: Live, nodes: dict[str, fx.Node | None]) -> dict[str, Any]:
+    """Returns the live tensors of ``nodes``."""
+    return {name: None if node is None else tensor(node) for name, node in nodes.items()}
+
+
+def fused_linear(captures: dict[str, Any], tensor: Live, prefix: str = "") -> tuple[FusedLinear, Bindings]:
+    """Creates the linear layer of the captures "weight" and "bias" with this ``prefix``."""
+    nodes = {name: captures[prefix + name] for name in ("weight", "bias")}
+    linear = FusedLinear.from_tensors(**live(tensor, nodes))
+    return linear, bound(linear, nodes)
+
+
+def norm_replacement(
+    match: Match, tensor: Live, kinds: tuple[Any, Any], nodes: dict[str, fx.Node | None], **options: Any
+) -> Replacement:
+    """Creates a norm that holds ``nodes``: the first of ``kinds``, or the second if the match adds a "residual"."""
+    captures = match.captures
+    if "residual" not in captures:
+        module = kinds[0].from_tensors(**live(tensor, nodes), **options)
+        return Replacement(module, (captures["x"],), tuple(bound(module, nodes)), (match.root,))
+    keeps_sum = match.is_kept("sum")
+    module = kinds[1].from_tensors(**live(tensor, nodes), **options, return_sum=keeps_sum)
+    outputs = (match.root, captures["sum"]) if keeps_sum else (match.root,)
+    return Replacement(module, (captures["x"], captures["residual"]), tuple(bound(module, nodes)), outputs)

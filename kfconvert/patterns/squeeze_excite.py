@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Op, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedSqueezeExcite
+from .cases import IMAGES, Make, chain, conv, net
 from .checks import dtype_refusal, same_shape, traced, weights_refusal
 from .skeletons import conv_shell
 
@@ -66,51 +67,34 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     return Replacement(module, (captures["x"],), tuple(bindings), (match.root,))
 
 
-class _SqueezeExcite(nn.Module):
-    def __init__(self, activation: Callable[[], nn.Module], gate: Callable[[], nn.Module], **options):
-        super().__init__()
-        self.conv1 = nn.Conv2d(8, 4, 1, **options)
-        self.activation = activation()
-        self.conv2 = nn.Conv2d(4, 8, 1, **options)
-        self.gate = gate()
-
-    def scales(self, x: Tensor) -> Tensor:
-        return self.gate(self.conv2(self.activation(self.conv1(x))))
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        return x * self.scales(x.mean((2, 3), keepdim=True))
+def _case(
+    forward: Callable[..., Any], *expected: Any, act: Make = nn.ReLU, gate: Make = nn.Sigmoid, **other: Any
+) -> Case:
+    options = {"kernel_size": 1, **other}
+    scales = chain(conv(out_channels=4, **options), act, conv(in_channels=4, **options), gate)
+    return Case(net(forward, scales=scales), IMAGES, *expected)
 
 
-class _Pooled(_SqueezeExcite):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scales(nn.functional.adaptive_avg_pool2d(x, 1)) * x
+def _mean(self: Any, x: Tensor) -> Tensor:
+    return x * self.scales(x.mean((2, 3), keepdim=True))
 
 
-class _Tiles(_SqueezeExcite):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scales(nn.functional.adaptive_avg_pool2d(x, (9, 1)))
+def _pooled(self: Any, x: Tensor) -> Tensor:
+    return self.scales(nn.functional.adaptive_avg_pool2d(x, 1)) * x
 
 
-class _RowMeans(_SqueezeExcite):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scales(x.mean(3, keepdim=True))
+def _tiles(self: Any, x: Tensor) -> Tensor:
+    return x * self.scales(nn.functional.adaptive_avg_pool2d(x, (9, 1)))
 
 
-class _OtherImage(_SqueezeExcite):
+def _other_image(self: Any, x: Tensor) -> Tensor:
     """Applies the gates of one image to another."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + 1) * self.scales(x.mean((2, 3), keepdim=True))
+    return (x + 1) * self.scales(x.mean((2, 3), keepdim=True))
 
 
-class _GatesReturned(_SqueezeExcite):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        gates = self.scales(x.mean((2, 3), keepdim=True))
-        return x * gates, gates
-
-
-def _images() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 8, 9, 9),)
+def _gates_returned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    gates = self.scales(x.mean((2, 3), keepdim=True))
+    return x * gates, gates
 
 
 PATTERNS = (
@@ -118,19 +102,18 @@ PATTERNS = (
         name="squeeze_excite",
         tree=_TREE,
         anchor="conv1",
-        numerics="reassociated",
         refusal=_refusal,
         build=_build,
         cases=(
-            Case(lambda: _SqueezeExcite(nn.ReLU, nn.Sigmoid), _images),
-            Case(lambda: _Pooled(nn.ReLU, nn.Hardsigmoid), _images),
-            Case(lambda: _SqueezeExcite(nn.SiLU, nn.Sigmoid, bias=False), _images),
-            Case(lambda: _Pooled(lambda: nn.SiLU(inplace=True), nn.Sigmoid), _images),
-            Case(lambda: _Tiles(nn.ReLU, nn.Sigmoid), _images, 0, "over an image's pixels"),
-            Case(lambda: _RowMeans(nn.ReLU, nn.Sigmoid), _images, 0, "an image's pixels"),
-            Case(lambda: _SqueezeExcite(nn.ReLU, nn.Sigmoid, padding=1, stride=3), _images, 0, "padded"),
-            Case(lambda: _OtherImage(nn.ReLU, nn.Sigmoid), _images, 0),
-            Case(lambda: _GatesReturned(nn.ReLU, nn.Sigmoid), _images, 0, "also used by"),
+            _case(_mean),
+            _case(_pooled, gate=nn.Hardsigmoid),
+            _case(_mean, act=nn.SiLU, bias=False),
+            _case(_pooled, act=lambda: nn.SiLU(inplace=True)),
+            _case(_tiles, 0, "over an image's pixels"),
+            _case(lambda self, x: x * self.scales(x.mean(3, keepdim=True)), 0, "an image's pixels"),
+            _case(_mean, 0, "padded", padding=1, stride=3),
+            _case(_other_image, 0),
+            _case(_gates_returned, 0, "also used by"),
         ),
     ),
 )

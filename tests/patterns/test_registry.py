@@ -30,7 +30,7 @@ def exhaustive_but_for_the_first(cases):
     """``cases``, all but the first of each file of patterns marked as exhaustive."""
     chosen, seen = [], set()
     for case in cases:
-        file = case.values[0].build.__module__
+        file = case.values[0].refusal.__module__
         marks = [pytest.mark.exhaustive] if file in seen else []
         chosen.append(pytest.param(*case.values, id=case.id, marks=marks))
         seen.add(file)
@@ -108,7 +108,7 @@ def test_settings_are_tried_beside_their_usual_values():
         matches = [member for match in matches if match.pattern is pattern for member in match.members or (match,)]
         for captures in (match.captures for match in matches):
             for name in captures.keys() & UNUSUAL.keys():
-                place = pattern.build.__module__, name
+                place = pattern.refusal.__module__, name
                 tried[place] = tried.get(place, False) or UNUSUAL[name](captures[name])
     assert len(tried) > 20
     usual = [place for place, unusual in tried.items() if not unusual]
