@@ -1,7 +1,7 @@
 """Compiled or traced calls of a converted model: they use the original forward, and cause one warning.
 
 A compiled program of fused operators was slower than both the converted model and the compiled original in every row of
-``benchmarks/RESULTS.md``. Only ``kfconvert.export`` traces the program.
+``benchmarks/history/2026-11-28.md``. Only ``kfconvert.export`` traces the program.
 """
 
 from __future__ import annotations
