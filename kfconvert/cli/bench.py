@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ import click
 from ..folders import expanded
 from ..json_values import json_ready
 from . import terminal
-from .jobs import Jobs, mistake_in
+from .jobs import Jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,17 +75,18 @@ class Bench:
             click.ClickException: the device does not exist, or it cannot compute in the dtype.
         """
         subjects = [(name, folder) for given in names for name, folder in _subjects(given)]
-        mistakes = {name: mistake_in(name) for name, folder in subjects if folder is None}
-        some_work = any(not mistakes.get(name) for name, _ in subjects)
         results = []
-        with self.jobs.ready(name for name, _ in subjects) if some_work else contextlib.nullcontext():
+        with self.jobs.ready(name for name, _ in subjects):
             for name, folder in subjects:
                 for batch_size in self.batch_sizes or (None,):
-                    result: dict[str, Any] = dict.fromkeys(_RESULT)
-                    result |= {"name": name, "batch_size": batch_size, "notes": []}
+                    unknown = ("inputs", "error", "candidates", "timings", "speedup_over_compile", "environment")
+                    result: dict[str, Any] = {
+                        "name": name,
+                        "batch_size": batch_size,
+                        **dict.fromkeys(unknown),
+                        "notes": [],
+                    }
                     try:
-                        if error := mistakes.get(name):
-                            raise click.ClickException(error)
                         self._time(result, name, folder)
                     except click.ClickException as error:
                         result["error"] = error.message
@@ -100,48 +101,47 @@ class Bench:
         try:
             with self.jobs.failing_in_one_line(name), terminal.progress_bar(name) as progress:
                 progress("load", 0, 1)
-                batch_size = result["batch_size"]
-                if folder is None:
-                    subject = self._model(name, batch_size, progress)
-                else:
-                    subject = self._artifact(folder, batch_size)
+                size = result["batch_size"]
+                subject = self._artifact(folder, size) if folder else self._model(name, size, progress)
                 result |= self._timed(name, subject, progress)
         finally:
             release(self.jobs.device)
 
     def _timed(self, name: str, subject: _Subject, progress: Progress) -> dict[str, Any]:
+        import torch
+
         from ..accuracy import reference_outputs
-        from ..profiling import COMPILED, CONVERTED, EAGER, compare_candidates, compiled, environment
+        from ..conversion import ConversionError, first_line
+        from ..profiling import COMPILED, CONVERTED, EAGER, bytes_of, compare_candidates, compiled, environment
 
         original, call, convert = subject
-        made, refused = list[Any](), list[str]()
+        made: list[Any] = []
 
-        def converted() -> tuple[Callable[[], Any], None]:
-            try:
-                with self.jobs.failing_in_one_line(name):
-                    made.append(convert())
-            except click.ClickException as error:
-                refused.append(error.message)
-                raise
-            return partial(call, made[0]), None
+        def converted() -> tuple[Callable[[], Any], dict[str, int]]:
+            made.append(convert())
+            return partial(call, made[0]), {"sites": made[0].kfconvert_info()["total_replaced"]}
 
         ways: dict[str, Callable[[], Any]] = {EAGER: lambda: (partial(call, original), None)}
         if self.compiles:
             ways[COMPILED] = lambda: (compiled(original, call), None)
         ways[CONVERTED] = converted
         device = next((tensor.device for tensor in call.tensors()), self.jobs.device)
-        with _accepted(original, call):
+        try:
             reference = reference_outputs(original, call.args, call.kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the model's own code may raise anything
+            reason = f"{type(original).__name__} does not accept {call.summary()}: {first_line(error)}"
+            raise ConversionError(reason) from error
         found, timings = compare_candidates(
             ways.items(), reference, device, SECONDS, lambda stage: progress(stage, 0, 1)
         )
         for candidate in found:
             if candidate.failure and candidate.name != COMPILED:
-                raise click.ClickException(refused[0] if refused else f"{name}: {candidate.failure}")
+                raise click.ClickException(f"{name}: {candidate.failure}")
         assert timings is not None
         if found[-1].extra_bytes is not None:  # the converted model is a copy
-            found[-1].extra_bytes -= _weights(made[0])
-        found[-1].details = {"sites": made[0].kfconvert_info()["total_replaced"]}
+            found[-1].extra_bytes -= bytes_of([*made[0].parameters(), *made[0].buffers()])
         over = timings.speedup(CONVERTED, COMPILED).as_dict() if COMPILED in timings else None
         rows = next((tensor.shape[0] for tensor in call.tensors() if tensor.dim() > 0), None)
         return json_ready(
@@ -198,19 +198,6 @@ class Bench:
         return shape if shape is None or batch_size is None else (batch_size, *shape[1:])
 
 
-_RESULT = (
-    "name",
-    "batch_size",
-    "inputs",
-    "error",
-    "candidates",
-    "timings",
-    "speedup_over_compile",
-    "environment",
-    "notes",
-)
-
-
 def _subjects(given: str) -> list[tuple[str, Path | None]]:
     """The artifacts that ``given`` names, each with its folder, or a model name."""
     if os.path.isdir(expanded(given)):
@@ -219,28 +206,6 @@ def _subjects(given: str) -> list[tuple[str, Path | None]]:
         with contextlib.suppress(ArtifactError):
             return [(str(folder), folder) for folder in artifacts_in(given)]
     return [(given, None)]
-
-
-@contextlib.contextmanager
-def _accepted(model: nn.Module, call: ExampleCall) -> Iterator[None]:
-    """Context manager that raises a one-line error if ``model`` does not accept the inputs."""
-    import torch
-
-    from ..conversion import ConversionError, first_line
-
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # the model's own code may raise anything
-        reason = f"{type(model).__name__} does not accept {call.summary()}: {first_line(error)}"
-        raise ConversionError(reason) from error
-
-
-def _weights(model: nn.Module) -> int:
-    from ..profiling import bytes_of
-
-    return bytes_of([*model.parameters(), *model.buffers()])
 
 
 def _notes(found: Sequence[Any], model: Any) -> list[str]:

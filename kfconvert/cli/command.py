@@ -6,6 +6,7 @@ Functions import torch when they need it, so ``--help`` and usage errors are fas
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import importlib.util
 import json
@@ -18,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import get_completion_class
 
 from ..levels import NAMES
 from ..version import __version__
 from . import streams
 from .messages import in_one_line, printable, unexpected
-from .options import BENCH, CONVERT, EXPLAIN, JSON, LEVELS, Model, options, spread_sizes, spread_values, wanted
+from .options import BENCH, CONVERT, EXPLAIN, JSON, LEVELS, MULTIPLE, Model, options, spread
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from .jobs import Jobs
 
 EXIT_ERROR = 2
 PIPED = 80  # columns in files and pipes
@@ -37,14 +40,14 @@ class _Convert(click.Command):
     """A command with options that take all values up to the next option: ``--models a b --json``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_values(args))
+        return super().parse_args(ctx, spread(args, MULTIPLE))
 
 
 class _Bench(click.Command):
     """A command with a ``--batch-size`` that takes several sizes."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_sizes(args))
+        return super().parse_args(ctx, spread(args, ("--batch-size",), r"\d[\d,]*"))
 
 
 class _Group(click.Group):
@@ -52,7 +55,7 @@ class _Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         of_command = bool(args) and args[0] in self.commands
-        return super().parse_args(ctx, args if of_command else spread_values(args))
+        return super().parse_args(ctx, args if of_command else spread(args, MULTIPLE))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -61,11 +64,6 @@ class _Group(click.Group):
             if sys.stderr.isatty():
                 raise  # click ends the line that shows ^C
             raise click.Abort() from None
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        if ctx.params.get("models") and not incomplete.startswith("-"):  # more models may follow
-            return Model().shell_complete(ctx, self.params[0], incomplete)
-        return super().shell_complete(ctx, incomplete)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -117,56 +115,21 @@ def convert(ctx: click.Context, names: tuple[str, ...], models: tuple[str, ...],
     _convert(ctx, models=tuple(dict.fromkeys((*names, *models))), **given)
 
 
-def _convert(
-    ctx: click.Context,
-    *,
-    models: tuple[str, ...],
-    save_path: Path | None,
-    skip_existing: bool,
-    at_once: int,
-    engine: str,
-    device: str,
-    dtype: str,
-    input_shape: tuple[int, ...] | None,
-    batch_size: int,
-    seq_len: int | None,
-    generate: tuple[int, int] | None,
-    weights: str,
-    cuda_graphs: str,
-    tune_for: tuple[tuple[tuple[int, ...], float], ...],
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    modules: tuple[str, ...],
-    as_json: bool,
-    json_lines: bool,
-    **options: Any,
-) -> None:
-    """Converts models; ``options`` have the names and values of ``ConversionConfig``."""
+def _convert(ctx: click.Context, *, models: tuple[str, ...], as_json: bool, json_lines: bool, **given: Any) -> None:
     if not models:
         raise click.UsageError("nothing to convert: name models with --models, or see --help")
-    if skip_existing and save_path is None:
+    if given["skip_existing"] and given["save_path"] is None:
         raise click.UsageError("--skip-existing needs --save-path")
     if as_json and json_lines:
         raise click.UsageError("use either --json or --json-lines, not both")
-    if generate and (seq_len is not None or input_shape is not None):
+    if given["generate"] and (given["seq_len"] is not None or given["input_shape"] is not None):
         raise click.UsageError("--generate sets the prompt length: it excludes --seq-len and --input-shape")
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
+    if given["engine"] == "ray" and importlib.util.find_spec("ray") is None:
         raise click.UsageError("--engine ray needs Ray: pip install 'kfconvert[ray]'")
-    from .jobs import Jobs
-
-    sizes: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len}
-    if generate:
-        sizes |= {"seq_len": generate[0], "generates": True}
-        options["new_tokens"] = generate[1]
-    options |= wanted(include, exclude, modules)
-    options["cuda_graphs"] = _as_option(cuda_graphs)
-    jobs = Jobs(
-        save_path, device, dtype, weights, sizes, options, tune_for, input_shape, skip_existing, at_once, engine
-    )
     tell = _say_nothing if as_json else _json_line if json_lines else _report
-    results = jobs.run(list(models), tell, _say_error)
+    results = _jobs(given).run(list(models), tell, _say_error)
     if as_json:
-        click.echo(json.dumps({"kfconvert": __version__, "models": results}, indent=2))
+        _json("models", results)
     elif json_lines:
         _json_line({"kfconvert": __version__, **_counts(results)})
     elif len(results) > 1:
@@ -176,44 +139,30 @@ def _convert(
     ctx.exit(EXIT_ERROR if any(result["error"] for result in results) else 0)
 
 
+def _jobs(given: dict[str, Any]) -> Jobs:
+    """The work that the options ask for. Options that ``Jobs`` does not know are those of ``ConversionConfig``."""
+    from .jobs import Jobs
+
+    sizes: dict[str, Any] = {name: given.pop(name) for name in ("batch_size", "seq_len") if name in given}
+    if generate := given.pop("generate", None):
+        sizes |= {"seq_len": generate[0], "generates": True}
+        given["new_tokens"] = generate[1]
+    own = {each.name: given.pop(each.name) for each in dataclasses.fields(Jobs) if each.name in given}
+    return Jobs(**own, sizes=sizes, options={name: value for name, value in given.items() if value not in (None, ())})
+
+
 @command.command()
 @click.argument("model", type=Model())
 @options(*EXPLAIN)
-@click.pass_context
-def explain(
-    ctx: click.Context,
-    model: str,
-    input_shape: tuple[int, ...] | None,
-    device: str,
-    dtype: str,
-    batch_size: int,
-    seq_len: int | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    modules: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def explain(model: str, as_json: bool, **given: Any) -> None:
     """Show for each module of MODEL what can be fused, what cannot and why, and its share of the time of a forward.
 
     The weights are random and sites are not timed: the tree shows what can be fused, not what is faster on this device.
     """
-    from .jobs import Jobs
-
-    sizes = {"batch_size": batch_size, "seq_len": seq_len}
-    given = {"select": "all", **wanted(include, exclude, modules)}
-    statistics, classes, error = None, None, None
-    try:
-        statistics, classes = Jobs(None, device, dtype, "random", sizes, given, input_shape=input_shape).explain(model)
-    except click.ClickException as raised:
-        if not as_json:
-            raise
-        error = raised.format_message()
+    statistics, classes = _jobs({**given, "weights": "random", "select": "all"}).explain(model)
     if as_json:
-        found = {"name": model, "error": error, "statistics": statistics, "classes": classes}
+        found = {"name": model, "statistics": statistics, "classes": classes}
         click.echo(json.dumps({"kfconvert": __version__, **found}, indent=2))
-        if error is not None:
-            _say_error(error)
-            ctx.exit(EXIT_ERROR)
     else:
         from ..report import Explanation
 
@@ -227,17 +176,11 @@ def explain(
 def bench(
     ctx: click.Context,
     names: tuple[str, ...],
-    input_shape: tuple[int, ...] | None,
-    device: str,
-    dtype: str | None,
     batch_sizes: tuple[int, ...],
-    seq_len: int | None,
-    weights: str,
-    cuda_graphs: str,
-    effort: str,
     no_compile: bool,
     trust_source: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Time models in turns: eager, with torch.compile, and converted.
 
@@ -246,13 +189,12 @@ def bench(
     --effort apply to a MODEL.
     """
     from .bench import Bench
-    from .jobs import Jobs
 
-    given = {"effort": effort, "cuda_graphs": _as_option(cuda_graphs), "new_tokens": 0}
-    jobs = Jobs(None, device, dtype or "float32", weights, {"seq_len": seq_len}, given, input_shape=input_shape)
+    dtype = given["dtype_name"]
+    jobs = _jobs({**given, "dtype_name": dtype or "float32", "new_tokens": 0})
     found = Bench(jobs, batch_sizes, dtype, not no_compile, trust_source).run(list(dict.fromkeys(names)), _say_error)
     if as_json:
-        click.echo(json.dumps({"kfconvert": __version__, "benchmarks": found}, indent=2))
+        _json("benchmarks", found)
     elif any(not result["error"] for result in found):
         from .bench_table import bench_table
 
@@ -315,7 +257,7 @@ def compare(first: str, second: str, as_json: bool) -> None:
 @options(*LEVELS)
 @click.pass_context
 def levels(
-    ctx: click.Context, lessons: tuple[str, ...], device: str, size: str | None, plot: Path | None, as_json: bool
+    ctx: click.Context, lessons: tuple[str, ...], device_name: str, size: str | None, plot: Path | None, as_json: bool
 ) -> None:
     """Compute the same at several levels: plain PyTorch, TorchScript, torch.compile, Triton, CUDA or C++.
 
@@ -330,7 +272,7 @@ def levels(
         from .. import levels as lessons_of
         from .jobs import device_and_dtype
 
-        place, _ = device_and_dtype(device, "float32")
+        place, _ = device_and_dtype(device_name, "float32")
     results = []
     for name in dict.fromkeys(lessons or NAMES):
         with contextlib.redirect_stdout(sys.stderr):
@@ -338,8 +280,7 @@ def levels(
         if not as_json:
             _show(lessons_of.table(results[-1]))
     if as_json:
-        found = {"kfconvert": __version__, "lessons": [result.as_dict() for result in results]}
-        click.echo(json.dumps(found, indent=2))
+        _json("lessons", [result.as_dict() for result in results])
     if plot:
         lessons_of.plot(results, plot)
     problems = [problem for result in results for problem in result.problems]
@@ -357,7 +298,7 @@ def doctor(as_json: bool) -> None:
 
         checks = list(examine())
     if as_json:
-        click.echo(json.dumps({"kfconvert": __version__, "checks": [check._asdict() for check in checks]}, indent=2))
+        _json("checks", [check._asdict() for check in checks])
         return
     for check in checks:
         click.echo(f"{'ok  ' if check.ok else 'no  '}{check.name}: {check.detail}")
@@ -385,11 +326,10 @@ def main(args: list[str] | None = None) -> int:
     """Runs the console script and returns the exit code: 0, or 2 after printing one line of error."""
     args = sys.argv[1:] if args is None else args
     with streams.results() as results:
-        code = EXIT_ERROR if results.error else _run(args, results)
+        code = _run(args, results)
     if results.error:
         _say_error(f"cannot write the output: {results.error.strerror or results.error}")
         code = EXIT_ERROR
-    streams.quiet_end()
     return code
 
 
@@ -439,13 +379,12 @@ def _version() -> str:
     return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}; see kfconvert doctor)"
 
 
-def _as_option(cuda_graphs: str) -> str | bool:
-    """Returns the value as an option of ``ConversionConfig``."""
-    return cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on"
-
-
 def _say_nothing(result: dict[str, Any]) -> None:
     """Prints nothing: for output that is printed at the end."""
+
+
+def _json(name: str, found: Any) -> None:
+    click.echo(json.dumps({"kfconvert": __version__, name: found}, indent=2))
 
 
 def _json_line(value: dict[str, Any]) -> None:

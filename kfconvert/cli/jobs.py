@@ -6,11 +6,9 @@ Slow imports are inside functions, so errors in names and options are reported f
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,18 +31,15 @@ if TYPE_CHECKING:
     from ..converter import ModelConverter
 
 
-_LONGEST_NAME = 200  # bytes; file systems take 255 or fewer
-
-
 @dataclass
 class Jobs:
     """One call of the command: one device, dtype, weights and sizes for all models.
 
     Args:
-        save_path: each model is saved in a separate folder below it; None saves nothing.
         device_name, dtype_name: the user's input; ``"auto"`` is CUDA if there is a GPU.
         sizes: ``batch_size``, ``seq_len`` and ``generates`` of ``zoo.resolve``.
         options: options of ``ConversionConfig``.
+        save_path: each model is saved in a separate folder below it; None saves nothing.
         tune_for: shapes with weights, see ``ModelConverter.convert_model``; empty for the example inputs.
         input_shape: see ``ModelConverter.convert_model``; None for the model's default inputs.
         skip_existing: whether to skip models with a saved artifact.
@@ -53,12 +48,12 @@ class Jobs:
         shows_progress: whether to show a progress bar on stderr.
     """
 
-    save_path: Path | None
     device_name: str
     dtype_name: str
     weights: str
     sizes: dict[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    save_path: Path | None = None
     tune_for: Sequence[tuple[tuple[int, ...], float]] = ()
     input_shape: tuple[int, ...] | None = None
     skip_existing: bool = False
@@ -90,12 +85,6 @@ class Jobs:
         Raises:
             click.ClickException: the device does not exist, or the save path cannot be used.
         """
-        mistaken = {name: _result(name, mistake) for name in names if (mistake := mistake_in(name))}
-        if len(mistaken) == len(names):
-            for result in mistaken.values():
-                tell(result)
-                say_error(result["error"])
-            return list(mistaken.values())
         targets = self._targets(names)
         finished: dict[str, dict[str, Any]] = {}
         stdout = sys.stdout
@@ -111,13 +100,13 @@ class Jobs:
             if self.save_path is not None:  # a second Ctrl-C may have interrupted the clean-up
                 stack.enter_context(none_left_empty(self.save_path))
             stack.enter_context(self.ready(names))
-            known = mistaken | self._skipped(targets)
-            left = [name for name in names if name not in known]
+            skipped = self._skipped(targets)
+            left = [name for name in names if name not in skipped]
             at_once = min(self._possible_at_once(), len(left))
             here = at_once <= 1 and self.engine == "process"
             for name in names:
-                if name in known or here:
-                    done(name, known.get(name) or self._one(name, targets[name]))
+                if name in skipped or here:
+                    done(name, skipped.get(name) or self._one(name, targets[name]))
             if left and not here:
                 self._side_by_side(left, targets, at_once, done)
         return [finished[name] for name in names]
@@ -128,9 +117,6 @@ class Jobs:
         Raises:
             click.ClickException: the model cannot be loaded or converted, or the device does not exist.
         """
-        mistake = mistake_in(name)
-        if mistake:
-            raise click.ClickException(mistake)
         with self.ready([name]), self.failing_in_one_line(name), terminal.progress_bar(name) as progress:
             from ..report import module_classes
 
@@ -209,11 +195,7 @@ class Jobs:
         each other's timings. Ray schedules its tasks itself."""
         if self.device.type != "cuda" or self.at_once == 1 or self.engine == "ray":
             return self.at_once
-        gpus = len(_visible_gpus()) if self.device.index is None else 1
-        if gpus < self.at_once:
-            told = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-            warnings.warn(f"kfconvert: --jobs {self.at_once}: {told}, and one model at a time on each", stacklevel=2)
-        return min(self.at_once, gpus)
+        return min(self.at_once, len(_visible_gpus()) if self.device.index is None else 1)
 
     def _side_by_side(
         self,
@@ -229,24 +211,19 @@ class Jobs:
             lost = isinstance(result, Lost)
             done(task.name, _result(task.name, f"{task.name}: {result.reason}") if lost else result)
 
-        with self._begun(at_once) as (engine, threads, gpus):
-            tasks = [_Task(alone, name, targets[name], threads, gpus) for name in names]
-            run_tasks(engine, _work, tasks, at_once, ended)
-
-    @contextlib.contextmanager
-    def _begun(self, at_once: int) -> Iterator[tuple[Engine, int, list[str]]]:
-        """Context manager that yields the engine, the threads per task, and the GPU names by slot (empty if the engine
-        assigns GPUs)."""
         import torch
 
-        on_gpus = self.device.type == "cuda"
-        if self.engine == "process":
-            yield Processes(), max(1, torch.get_num_threads() // at_once), _visible_gpus() if on_gpus else []
-        elif self.device.index is not None:
-            raise click.ClickException(f"Ray chooses the GPU of each model: --device cuda, not {self.device}")
-        else:
-            with ray_tasks(at_once, torch.get_num_threads(), on_gpus) as engine:
-                yield engine, engine.threads, []
+        threads, on_gpus = torch.get_num_threads(), self.device.type == "cuda"
+        with contextlib.ExitStack() as stack:
+            if self.engine == "process":
+                engine: Engine = Processes()
+                share, gpus = max(1, threads // at_once), _visible_gpus() if on_gpus else []
+            elif self.device.index is not None:
+                raise click.ClickException(f"Ray chooses the GPU of each model: --device cuda, not {self.device}")
+            else:
+                engine = tasks_of_ray = stack.enter_context(ray_tasks(at_once, threads, on_gpus))
+                share, gpus = tasks_of_ray.threads, []
+            run_tasks(engine, _work, [_Task(alone, name, targets[name], share, gpus) for name in names], at_once, ended)
 
     @contextlib.contextmanager
     def failing_in_one_line(self, name: str) -> Iterator[None]:
@@ -338,15 +315,10 @@ def _visible_gpus() -> list[str]:
 
 
 def folder_name(name: str) -> str:
-    """Returns the folder name of a model: ``google/vit`` -> ``google--vit``, a local folder -> its name. A name that is
-    too long for file systems is truncated and ends with a part of its checksum."""
+    """Returns the folder name of a model: ``google/vit`` -> ``google--vit``, a local folder -> its name."""
     if name.startswith((".", "/", "~")) or os.path.isdir(name):
         name = expanded(name).resolve().name
-    folder = re.sub(r"[^\w.-]+", "--", name).strip(".-") or "model"
-    if len(folder.encode()) <= _LONGEST_NAME:
-        return folder
-    mark = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:8]
-    return f"{folder.encode()[:_LONGEST_NAME].decode(errors='ignore')}-{mark}"
+    return re.sub(r"[^\w.-]+", "--", name).strip(".-") or "model"
 
 
 def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
@@ -376,15 +348,6 @@ def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, t
 
 def _result(name: str, error: str | None = None) -> dict[str, Any]:
     return {"name": name, "error": error, "skipped": False, "saved": None, "weights": None, "statistics": None}
-
-
-def mistake_in(name: str) -> str | None:
-    """Returns the error in the name of a model, from quick checks only; None if there is none."""
-    try:
-        zoo.check(name)
-    except zoo.ZooError as error:
-        return _one_line(name, error)
-    return None
 
 
 def _one_line(name: str, error: BaseException) -> str:

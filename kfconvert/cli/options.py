@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +14,8 @@ from .. import levels
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
-# Options that take several values, by spelling.
-_MULTIPLE = {name: name for name in ("--models", "--include", "--exclude", "--modules")} | {"-m": "--models"}
-_SIZES = {"--batch-size": "--batch-size"}
+# Options that take several values.
+MULTIPLE = ("--models", "-m", "--include", "--exclude", "--modules")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -33,18 +32,6 @@ class Model(click.ParamType):
         return found or [CompletionItem(incomplete, type="dir")]
 
 
-class _Device(click.ParamType):
-    name = "device"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value):
-            self.fail(f"no such device, or not supported: {value!r} (try auto, cpu, cuda or cuda:0)", param, ctx)
-        return value
-
-
 class _Folder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).strip():
@@ -52,55 +39,46 @@ class _Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _Memory(click.ParamType):
-    name = "memory"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB)", value) if isinstance(value, str) else None
-        if match is None:
-            self.fail(f"{value!r} is neither a share such as 5% nor a size such as 64MiB", param, ctx)
-        number, unit = float(match[1]), match[2]
-        return number / 100 if unit == "%" else int(number * 1024 ** ("B", "KiB", "MiB", "GiB").index(unit))
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", text):
+        raise click.BadParameter(f"no such device, or not supported: {text!r} (try auto, cpu, cuda or cuda:0)")
+    return text
 
 
-class _Load(click.ParamType):
-    name = "load"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, ...], float]:
-        shape, colon, weight = value.partition(":")
-        if colon and not (re.fullmatch(r"\d+(\.\d+)?", weight) and float(weight) > 0):
-            self.fail(f"the weight {weight!r} is not a number above 0, as in 32,128:0.5", param, ctx)
-        return _Shape().convert(shape, param, ctx), float(weight) if colon else 1.0
+def _memory(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB)", text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is neither a share such as 5% nor a size such as 64MiB")
+    number, unit = float(match[1]), match[2]
+    return number / 100 if unit == "%" else int(number * 1024 ** ("B", "KiB", "MiB", "GiB").index(unit))
 
 
-class _Shape(click.ParamType):
-    name = "shape"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
-            self.fail(f"{value!r} is not a shape of positive sizes, batch first, such as 1,3,224,224", param, ctx)
-        return tuple(int(size) for size in value.split(","))
+def _integers(text: str, what: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", text):
+        raise click.BadParameter(f"{text!r} is not {what}")
+    return tuple(map(int, text.split(",")))
 
 
-class _Sizes(click.ParamType):
-    name = "sizes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
-            self.fail(f"{value!r} is not a size of 1 or more", param, ctx)
-        return tuple(int(size) for size in value.split(","))
+def _shape(text: str) -> tuple[int, ...]:
+    return _integers(text, "a shape of positive sizes, batch first, such as 1,3,224,224")
 
 
-class _Generation(click.ParamType):
-    name = "generation"
+def _sizes(text: str) -> tuple[int, ...]:
+    return _integers(text, "a size of 1 or more")
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        if not re.fullmatch(r"0*[1-9]\d*,0*[1-9]\d*", value):
-            self.fail(f"{value!r} is not two numbers of tokens, of the prompt and new ones, such as 64,128", param, ctx)
-        prompt, new = value.split(",")
-        return int(prompt), int(new)
+
+def _load(text: str) -> tuple[tuple[int, ...], float]:
+    shape, colon, weight = text.partition(":")
+    if colon and not (re.fullmatch(r"\d+(\.\d+)?", weight) and float(weight) > 0):
+        raise click.BadParameter(f"the weight {weight!r} is not a number above 0, as in 32,128:0.5")
+    return _shape(shape), float(weight) if colon else 1.0
+
+
+def _generation(text: str) -> tuple[int, ...]:
+    what = "two numbers of tokens, of the prompt and new ones, such as 64,128"
+    if text.count(",") != 1:
+        raise click.BadParameter(f"{text!r} is not {what}")
+    return _integers(text, what)
 
 
 def _several(*names: str, metavar: str, help: str, type: click.ParamType = click.STRING) -> Callable[[Any], Any]:
@@ -126,25 +104,26 @@ def _separated(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
 
 _INPUT_SHAPE = click.option(
     "--input-shape",
-    type=_Shape(),
+    type=_shape,
     metavar="N,N,...",
     help="Sizes of the single input, batch first.  [default: the model's example inputs]",
 )
 _GENERATE = click.option(
     "--generate",
-    type=_Generation(),
+    type=_generation,
     metavar="PROMPT,NEW",
     help="Convert models with generate() and time it: tokens of the prompt, and new tokens.",
 )
 _DEVICE = click.option(
     "--device",
-    type=_Device(),
+    "device_name",
+    type=_device,
     default="auto",
     show_default=True,
     metavar="auto|cpu|cuda[:N]",
     help="Device to convert and measure on.",
 )
-_DTYPE = _choice("--dtype", DTYPES, "float32")
+_DTYPE = click.option("--dtype", "dtype_name", type=click.Choice(DTYPES), default="float32", show_default=True)
 _BATCH_SIZE = click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
 _SEQ_LEN = click.option(
     "--seq-len",
@@ -157,11 +136,13 @@ _WEIGHTS = _choice(
     "auto",
     "If no hub can be reached, auto warns and uses random weights, and pretrained fails.",
 )
-_CUDA_GRAPHS = _choice(
+_CUDA_GRAPHS = click.option(
     "--cuda-graphs",
-    ("auto", "on", "off"),
-    "auto",
-    "On CUDA, record the forward and replay it; auto only if that is faster.",
+    type=click.Choice(("auto", "on", "off")),
+    default="auto",
+    show_default=True,
+    callback=lambda ctx, param, value: value if value == "auto" else value == "on",
+    help="On CUDA, record the forward and replay it; auto only if that is faster.",
 )
 _EFFORT = _choice(
     "--effort",
@@ -197,6 +178,7 @@ BENCH = (
     _DEVICE,
     click.option(
         "--dtype",
+        "dtype_name",
         type=click.Choice(DTYPES),
         help="Dtype of models by name.  [default: float32; artifacts keep their dtype]",
     ),
@@ -204,7 +186,7 @@ BENCH = (
     click.option(
         "--batch-size",
         "batch_sizes",
-        type=_Sizes(),
+        type=_sizes,
         multiple=True,
         metavar="N...",
         callback=_flattened,
@@ -277,14 +259,14 @@ CONVERT = (
     _CUDA_GRAPHS,
     click.option(
         "--max-extra-memory",
-        type=_Memory(),
+        type=_memory,
         metavar="SIZE",
         help="Memory limit for tensors derived from weights: 64MiB, or 5% of the weights.  [default: no limit]",
     ),
     _EFFORT,
     click.option(
         "--tune-for",
-        type=_Load(),
+        type=_load,
         multiple=True,
         metavar="N,N,...[:WEIGHT]",
         help="Input sizes to tune for, batch first, with an optional weight. Repeat the option to decide for several "
@@ -309,41 +291,22 @@ def options(*given: Callable[[Any], Any]) -> Callable[[_Decorated], _Decorated]:
     return decorated
 
 
-def wanted(include: tuple[str, ...], exclude: tuple[str, ...], modules: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the values as options of ``ConversionConfig``."""
-    return {"include": include or None, "exclude": exclude, "modules": modules or None}
-
-
-def spread_values(args: list[str]) -> list[str]:
-    """Repeats options such as ``--models`` before each of their values, because click parses one value per option.
+def spread(args: list[str], multiple: Collection[str], value: str = "[^-].*|") -> list[str]:
+    """Repeats options before each of their values, because click parses one value per option.
 
     ``["--models", "a", "b,c", "--json"]`` gives ``["--models", "a", "--models", "b,c", "--json"]``.
+
+    Args:
+        multiple: the options that take several values.
+        value: regular expression of a value.
     """
-    return _spread(args, _MULTIPLE, r"[^-].*|")
-
-
-def spread_sizes(args: list[str]) -> list[str]:
-    """Repeats ``--batch-size`` before each size: ``["--batch-size", "1", "32", "resnet50"]`` gives
-    ``["--batch-size", "1", "--batch-size", "32", "resnet50"]``."""
-    return _spread(args, _SIZES, r"\d[\d,]*")
-
-
-def _spread(args: list[str], multiple: dict[str, str], value: str) -> list[str]:
-    """Repeats options before their values. ``multiple``: option names by spelling; ``value``: regular expression of a
-    value."""
-    spread: list[str] = []
-    flag, bare = "", False
-    for arg in args:
-        name, equals, _ = arg.partition("=")
-        if name in multiple and (not equals or name.startswith("--")):
-            spread += [flag] if bare else []  # without a value the parser reports the error
-            flag, bare = multiple[name], not equals
-            spread += [arg] if equals else []
-        elif flag and re.fullmatch(value, arg, re.DOTALL):
-            spread += [flag, arg]
-            bare = False
-        else:
-            spread += [flag] if bare else []
-            flag, bare = "", False
-            spread.append(arg)
-    return spread + ([flag] if bare else [])
+    found: list[str] = []
+    flag = ""
+    for position, arg in enumerate(args):
+        if flag and re.fullmatch(value, arg, re.DOTALL):
+            found += [arg] if args[position - 1] == flag else [flag, arg]
+            continue
+        name = arg.partition("=")[0]
+        flag = name if name in multiple else ""
+        found.append(arg)
+    return found

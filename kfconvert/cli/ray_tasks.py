@@ -10,7 +10,6 @@ import io
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -74,28 +73,25 @@ class RayTasks:
     def ended(self, running: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         import ray
 
+        from ..conversion import first_line
+
         for each in ray.wait(list(running))[0]:
             try:
                 printed, result = ray.get(each)
             except ray.exceptions.RayError as error:
-                yield each, Lost(_how_it_ended(error))
+                yield each, Lost(f"its task in Ray failed: {first_line(error)}")
             else:
                 click.echo(printed, nl=False, err=True)
                 yield each, result
 
     def end(self, running: Sequence[Any]) -> None:
-        """Interrupts each task, and kills its process if it does not end in time."""
+        """Interrupts each task. The end of Ray kills those that do not end in time."""
         import ray
 
-        deadline = time.monotonic() + SECONDS_TO_END
-        try:
-            for each in running:
-                ray.cancel(each)
-            if running:
-                ray.wait(list(running), num_returns=len(running), timeout=max(0.0, deadline - time.monotonic()))
-        finally:  # at a second Ctrl-C as well
-            for each in running:
-                ray.cancel(each, force=True)
+        for each in running:
+            ray.cancel(each)
+        if running:
+            ray.wait(list(running), num_returns=len(running), timeout=SECONDS_TO_END)
 
 
 def _serve(work: Callable[[Any, int], Any], task: Any, slot: int) -> tuple[str, Any]:
@@ -104,15 +100,3 @@ def _serve(work: Callable[[Any, int], Any], task: Any, slot: int) -> tuple[str, 
     with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
         result = work(task, slot)
     return printed.getvalue(), result
-
-
-def _how_it_ended(error: Exception) -> str:
-    import ray
-
-    from ..conversion import first_line
-
-    if isinstance(error, ray.exceptions.OutOfMemoryError):
-        return "Ray killed its process because memory ran out"
-    if isinstance(error, ray.exceptions.WorkerCrashedError):
-        return "its process died, possibly because memory ran out"
-    return f"its task in Ray failed: {first_line(error)}"

@@ -4,48 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import io
 import os
 import sys
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 
-class Results(io.TextIOBase):
+class Results:
     """The stream for results. A failed write does not raise: ``error`` stores the first failure, and later writes are
     dropped. ``has_begun``: whether anything was written."""
 
-    def __init__(self, stream: TextIO | None):
+    def __init__(self, stream: TextIO):
         self._stream = stream
-        self.error = OSError(errno.EBADF, "it is closed") if stream is None else None
+        self.error: OSError | None = None
         self.has_begun = False
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # io.TextIOBase has a property there, too
-        return getattr(self._stream, "encoding", None) or "utf-8"
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
-    def isatty(self) -> bool:
-        return self._stream is not None and self._stream.isatty()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str | bytes) -> int:
-        if isinstance(text, bytes):  # click writes completions as bytes
-            text = text.decode()
+    def write(self, text: str) -> int:
         self.has_begun |= bool(text)
-        if self._stream is not None and self.error is None:
-            try:
-                self._stream.write(text)
-            except OSError as error:
-                self.error = error
+        self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        if self._stream is not None and self.error is None:
+        self._try(self._stream.flush)
+
+    def _try(self, function: Callable[..., Any], *args: str) -> None:
+        if self.error is None:
             try:
-                self._stream.flush()
+                function(*args)
             except OSError as error:
                 self.error = error
 
@@ -57,11 +45,9 @@ def results() -> Iterator[Results]:
     If ``sys.stdout`` is the process's stdout, descriptor 1 is redirected to stderr, also for C libraries and child
     processes.
     """
-    _fill_descriptors()
-    stdout = sys.stdout
+    stdout = sys.stdout or open(os.devnull, "w")
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(_own_descriptor(stdout)) if _is_descriptor_1(stdout) else stdout
-        found = Results(stream)
+        found: Any = Results(stack.enter_context(_own_descriptor(stdout)) if _is_descriptor_1(stdout) else stdout)
         stack.enter_context(contextlib.redirect_stdout(found))
         try:
             yield found
@@ -72,45 +58,21 @@ def results() -> Iterator[Results]:
 @contextlib.contextmanager
 def _own_descriptor(stdout: TextIO) -> Iterator[TextIO]:
     stdout.flush()
-    _flush_c()
     saved = os.dup(1)
     stream = open(saved, "w", encoding=stdout.encoding, errors="backslashreplace", closefd=False)
     os.dup2(2, 1)
     try:
         yield stream
     finally:
-        _flush_c()  # C buffers were filled within the block
+        ctypes.CDLL(None).fflush(None)  # C buffers were filled within the block
         os.dup2(saved, 1)
         with contextlib.suppress(OSError):  # already reported, because results are flushed before
             stream.close()
         os.close(saved)
 
 
-def quiet_end() -> None:
-    """Prevents an error at exit when stderr cannot be flushed."""
+def _is_descriptor_1(stream: TextIO) -> bool:
     try:
-        sys.stderr.flush()
-    except OSError:
-        sys.stderr = open(os.devnull, "w")
-
-
-def _fill_descriptors() -> None:
-    """Opens closed standard descriptors on the null device, so that new files do not get their numbers."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")
-
-
-def _is_descriptor_1(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.fileno() == 1
+        return stream.fileno() == 1
     except (OSError, ValueError):  # a stream without a descriptor, such as a test's
         return False
-
-
-def _flush_c() -> None:
-    ctypes.CDLL(None).fflush(None)

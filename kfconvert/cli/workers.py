@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing import connection, resource_tracker
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
 from typing import Any, NamedTuple, Protocol
 
 # Seconds that an interrupted process has for its clean-up.
 SECONDS_TO_END = 10.0
+_CHILD = "from kfconvert.cli.workers import serve; serve()"
 
 
 class Lost(NamedTuple):
@@ -68,101 +69,72 @@ def run_tasks(
         engine.end(list(running))
 
 
-class _Running(NamedTuple):
-    process: Any
-    results: connection.Connection
-
-
 class Processes:
-    """An engine that runs each task in a separate process. Tasks interrupt themselves if this process is killed."""
+    """An engine that runs each task in a separate process.
 
-    def start(self, work: Callable[[Any, int], Any], task: Any, slot: int) -> _Running:
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(theirs, work, task, slot))
-        with theirs, _uninterrupted():
-            process.start()
-        return _Running(process, ours)
+    Such a process interrupts itself when its stdin is closed: by ``end``, or by the end of this process.
+    """
 
-    def ended(self, running: Sequence[_Running]) -> Iterator[tuple[_Running, Any]]:
-        connection.wait([place for each in running for place in (each.results, each.process.sentinel)])
+    def start(self, work: Callable[[Any, int], Any], task: Any, slot: int) -> Any:
+        process: Any = subprocess.Popen(
+            [sys.executable, "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that the terminal does not send it a Ctrl-C as well
+        )
+        process.stdin.write(pickle.dumps((work, task, slot)))
+        process.stdin.flush()
+        return process
+
+    def ended(self, running: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        ready = connection.wait([each.stdout for each in running])
         for each in running:
-            if each.results.poll() or not each.process.is_alive():
-                yield each, _result(each)
+            if each.stdout in ready:
+                with each:
+                    sent = each.stdout.read()  # until the process ends
+                yield each, Lost(_how_it_ended(each.returncode)) if each.returncode else pickle.loads(sent)
 
-    def end(self, running: Sequence[_Running]) -> None:
+    def end(self, running: Sequence[Any]) -> None:
         """Interrupts each process, and kills it if it does not end in time."""
-        _end([each.process for each in running])
+        deadline = time.monotonic() + SECONDS_TO_END
+        try:
+            for each in running:
+                each.stdin.close()
+            for each in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    each.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # at a second Ctrl-C as well
+            for each in running:
+                each.kill()
+                each.wait()
 
 
-def _result(each: _Running) -> Any:
-    """Receives the result of a process after it has ended and its memory is free."""
-    found: Any = None
-    with each.results, contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
-        if each.results.poll():
-            found = (each.results.recv(),)
-    each.process.join(SECONDS_TO_END)
-    if each.process.is_alive():
-        each.process.kill()
-        each.process.join()
-    return found[0] if found else Lost(_how_it_ended(each.process.exitcode))
-
-
-def _how_it_ended(exit_code: int | None) -> str:
+def _how_it_ended(exit_code: int) -> str:
     """Describes the ``exit_code`` of a process; a negative one is the signal that ended it."""
     if exit_code == -signal.SIGKILL:
         return "its process was killed, possibly because memory ran out"
-    if exit_code is not None and exit_code < 0:
+    if exit_code < 0:
         return f"its process was ended by {signal.Signals(-exit_code).name}"
     return f"its process ended with the exit code {exit_code}"
 
 
-def _end(processes: Iterable[Any]) -> None:
-    deadline = time.monotonic() + SECONDS_TO_END
+def serve() -> None:
+    """Runs the task from stdin in this process, and writes its result to stdout. Other output goes to stderr."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    results = open(os.dup(1), "wb")
+    os.dup2(2, 1)
     try:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGINT)
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-    finally:  # at a second Ctrl-C as well
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Context manager that blocks SIGINT in processes started within it. A Ctrl-C, which the terminal sends to all
-    processes, waits until ``_serve`` handles it."""
-    resource_tracker.ensure_running()  # its start unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(results: connection.Connection, work: Callable[[Any, int], Any], task: Any, slot: int) -> None:
-    """Runs a task in its process and sends the result."""
-
-    def interrupt(*_: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal and the parent may both send it
-        raise KeyboardInterrupt
-
-    try:
-        signal.signal(signal.SIGINT, interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        work, task, slot = pickle.load(sys.stdin.buffer)
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        results.send(work(task, slot))
+        pickle.dump(work(task, slot), results)
+        results.flush()
     except KeyboardInterrupt:  # reported by the parent
-        sys.exit(128 + signal.SIGINT)
+        os._exit(128 + signal.SIGINT)
+    os._exit(0)  # without waiting for threads of libraries
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+    os.read(0, 1)  # returns at the end of the pipe
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(SECONDS_TO_END)
     os._exit(1)

@@ -3,10 +3,8 @@
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -14,10 +12,11 @@ import torch
 from kfconvert import load, unregister_pattern
 from kfconvert.artifact import files as artifact
 from kfconvert.cli import command as cli
-from kfconvert.cli import jobs
+from kfconvert.cli import jobs, options
 from kfconvert.conversion import steps as conversion
 from kfconvert.profiling import compare_timings
 from kfconvert.zoo import hub
+from kfconvert.zoo.architectures import ARCHITECTURES
 
 MODELS = """
 import torch
@@ -46,11 +45,6 @@ def exits():
 
 def interrupted():
     raise KeyboardInterrupt
-
-def endless():
-    import pathlib, time
-    pathlib.Path("started").touch()
-    time.sleep(60)
 """
 
 
@@ -70,7 +64,7 @@ def workplace(tmp_path, monkeypatch):
 
 def leftovers(folder):
     """What a run left in the current folder, beside the module of models."""
-    return sorted(set(os.listdir(folder)) - {"cli_models.py", "__pycache__", "started"})
+    return sorted(set(os.listdir(folder)) - {"cli_models.py", "__pycache__"})
 
 
 def one_error(capsys, *parts):
@@ -86,40 +80,28 @@ def one_error(capsys, *parts):
     [
         (["--models", "a", "b", "--json"], ["--models", "a", "--models", "b", "--json"]),
         (["--models=a", "b"], ["--models=a", "--models", "b"]),
-        (["-m", "a,b", "-m", "c"], ["--models", "a,b", "--models", "c"]),
+        (["-m", "a,b", "-m", "c", "d"], ["-m", "a,b", "-m", "c", "-m", "d"]),
         (["--dtype", "float16", "--models", "a"], ["--dtype", "float16", "--models", "a"]),
         (["--models", "--json"], ["--models", "--json"]),
-        (["--models"], ["--models"]),
         (["--exclude", "a", "b", "--modules", "c"], ["--exclude", "a", "--exclude", "b", "--modules", "c"]),
-        (["--models", "--include", "a"], ["--models", "--include", "a"]),
-        (["doctor"], ["doctor"]),
+        (["--models"], ["--models"]),
     ],
 )
 def test_models_and_the_like_take_several_values(args, expected):
-    assert cli.spread_values(args) == expected
+    assert options.spread(args, options.MULTIPLE) == expected
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["--batch-size", "1", "32", "net"], ["--batch-size", "1", "--batch-size", "32", "net"]),
-        (["net", "--batch-size", "1,8", "4", "--json"], ["net", "--batch-size", "1,8", "--batch-size", "4", "--json"]),
-        (["--batch-size=2", "4"], ["--batch-size=2", "--batch-size", "4"]),
-        (["--batch-size", "net"], ["--batch-size", "net"]),
-        (["--batch-size"], ["--batch-size"]),
-    ],
-)
-def test_sizes_end_at_what_is_none(args, expected):
-    assert cli.spread_sizes(args) == expected
+def test_sizes_end_at_what_is_none():
+    given = ["--batch-size", "1", "32,4", "net", "7"]
+    expected = ["--batch-size", "1", "--batch-size", "32,4", "net", "7"]
+    assert options.spread(given, ["--batch-size"], r"\d[\d,]*") == expected
 
 
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
         ("google/vit-base", "google--vit-base"),
-        ("timm:resnet50", "timm--resnet50"),
         ("pkg.mod:make", "pkg.mod--make"),
-        ("resnet50", "resnet50"),
         ("../..", None),
         ("a/../../b", "a--..--..--b"),
     ],
@@ -173,27 +155,19 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", ","], ["at least one name"]),
         (["resnet50"], ["--models resnet50"]),
         (["--models", "resnet18", "--batch-size", "0"], ["--batch-size", "0"]),
-        (["--models", "resnet18", "--batch-size", "many"], ["--batch-size", "many"]),
-        (["--models", "resnet18", "--seq-len", "-3"], ["--seq-len", "-3"]),
         (["--models", "gpt2", "--generate", "64"], ["--generate", "'64' is not two numbers of tokens", "64,128"]),
         (["--models", "gpt2", "--generate", "4,4", "--seq-len", "4"], ["--generate sets the prompt length"]),
         (["--models", "cli_models:net", "--generate", "4,4"], ["cli_models:net"]),
         (["--models", "resnet18", "--dtype", "int8"], ["--dtype", "int8"]),
-        (["--models", "resnet18", "--weights", "best"], ["--weights", "best"]),
         (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
-        (["--models", "resnet18", "--device", "meta"], ["not supported", "meta"]),
-        (["--models", "resnet18", "--effort", "slow"], ["--effort", "slow"]),
         (["--models", "resnet18", "--tune-for", "1,x"], ["'1,x' is not a shape"]),
         (["--models", "resnet18", "--tune-for", "1,3:0"], ["the weight '0' is not a number above 0"]),
         (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
         (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
         (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
-        (["--models", "resnet18", "--select", "some"], ["--select", "some"]),
-        (["--models", "resnet18", "--accuracy-threshold", "-1"], ["--accuracy-threshold"]),
         (["--models", "cli_models:net", "--accuracy-threshold", "nan"], ["accuracy_threshold must be a number"]),
         (["convert", "resnet18", "--skip-existing"], ["--skip-existing needs --save-path"]),
         (["--models", "cli_models:net", "--input-shape", "2,5,8,8"], ["does not accept float32[2, 5, 8, 8]"]),
-        (["completion", "tcsh"], ["tcsh"]),
         (
             ["--models", "cli_models:net", "--exclude", "linear_rleu"],
             ["exclude: no pattern is called 'linear_rleu'; did you mean 'linear_relu'"],
@@ -202,19 +176,10 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["explain", "cli_models:net", "--include", "nothing"], ["no pattern is called 'nothing'"]),
         (["--models", "resnet5O", "--weights", "random"], ["unknown model 'resnet5O'", "resnet50"]),
         (["--models", "resnet18", "--weights", "pretrained"], ["no pretrained weights", "cannot be reached"]),
-        (
-            ["--models", "bert-base-uncased", "--weights", "pretrained"],
-            ["no pretrained weights", "cannot be reached"],
-        ),
         (["--models", "./nowhere"], ["no such folder"]),
-        (["--models", "timm:resnet5O"], ["timm has no model 'resnet5O'", "resnet50"]),
         (["--models", "Bottleneck"], ["unknown model 'Bottleneck'", "cannot be reached"]),
         (["--dtype", "float16", "explain", "resnet18"], ["--dtype has no effect before explain"]),
-        (["explain"], ["MODEL"]),
-        (["explain", "resnet5O"], ["unknown model 'resnet5O'", "resnet50"]),
-        (["explain", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
         (["explain", "resnet18", "--input-shape", "1,3,many"], ["--input-shape", "1,3,many"]),
-        (["explain", "resnet18", "--input-shape", "0,3,8,8"], ["--input-shape", "positive"]),
         (["explain", "cli_models:picky"], ["cli_models:picky: Net does not accept float32[2, 5, 8, 8]"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -232,21 +197,12 @@ def test_mistakes_get_one_line_and_exit_code_2(capsys, workplace, monkeypatch, a
     [
         ["--models", "resnet18", "--json", "--json-lines"],
         ["--models", "resnet18", "--device", "tpu9", "--json-lines"],
-        ["--models", "resnet18", "--dtype", "int8", "--json"],
-        ["convert", "resnet18", "--skip-existing", "--json"],
         ["convert", "resnet5O", "--json"],
         ["explain", "resnet5O", "--json"],
-        ["explain", "cli_models:picky", "--json"],
-        ["explain", "resnet18", "--device", "tpu9", "--json"],
-        ["explain", "--json"],
         ["bench", "resnet5O", "--json"],
-        ["bench", "resnet18", "--device", "tpu9", "--json"],
         ["report", "nowhere", "--json"],
         ["compare", "nowhere", "nowhere", "--json"],
-        ["levels", "nothing", "--json"],
         ["levels", "--plot", "nowhere/plot.png", "--json"],
-        ["doctor", "--nonsense", "--json"],
-        ["list", "--nonsense", "--json"],
         ["lsit", "--json"],
     ],
     ids=" ".join,
@@ -328,11 +284,14 @@ def test_inputs_to_tune_for(capsys, workplace):
     assert tuned == [("float32[1, 3, 8, 8]", 1.0), ("float32[4, 3, 8, 8]", 0.5)]
 
 
-def test_sequence_longer_than_the_model_allows(capsys, workplace, monkeypatch):
-    from kfconvert.zoo.architectures import ARCHITECTURES
-
+@pytest.fixture
+def tiny_bert(monkeypatch):
     values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     monkeypatch.setitem(ARCHITECTURES, "tiny-bert", ("BertConfig", values))
+
+
+@pytest.mark.usefixtures("tiny_bert")
+def test_sequence_longer_than_the_model_allows(capsys, workplace):
     assert cli.main(["--models", "tiny-bert", "--weights", "random", "--seq-len", "513", "--save-path", "out"]) == 2
     one_error(capsys, "513", "512 positions")
     assert leftovers(workplace) == []
@@ -347,20 +306,16 @@ def test_dtype_that_the_device_lacks(capsys, monkeypatch):
     one_error(capsys, "cpu cannot compute in float16", "not implemented")
 
 
-def test_random_weights_are_said_loudly(capsys, workplace, monkeypatch):
-    from kfconvert.zoo.architectures import ARCHITECTURES
-
-    values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    monkeypatch.setitem(ARCHITECTURES, "tiny-bert", ("BertConfig", values))
-    assert cli.main(["--models", "tiny-bert", "--seq-len", "4", "--device", "cpu"]) == 0
+@pytest.mark.usefixtures("tiny_bert")
+def test_random_weights_are_said_loudly(capsys):
+    options = ["--seq-len", "4", "--device", "cpu", "--effort", "fast", "--select", "all"]
+    assert cli.main(["--models", "tiny-bert", *options]) == 0
     out, err = capsys.readouterr()
     assert "kfconvert: warning: tiny-bert: RANDOM weights" in err and "weights" in out and "random" in out
 
 
 @pytest.mark.exhaustive
 def test_generating_is_timed_on_the_command_line(capsys, workplace, monkeypatch):
-    from kfconvert.zoo.architectures import ARCHITECTURES
-
     values = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "eos_token_id": 1}
     monkeypatch.setitem(ARCHITECTURES, "tiny-gpt2", ("GPT2Config", values))
     given = ["--models", "tiny-gpt2", "--weights", "random", "--device", "cpu", "--effort", "fast", "--select", "all"]
@@ -399,124 +354,49 @@ def test_two_models_for_one_folder(capsys):
     one_error(capsys, "a/b and a:b", "a--b")
 
 
-def test_models_after_one_that_exits_are_converted(capsys, workplace):
-    assert cli.main(["--models", "cli_models:exits", "cli_models:net", "--device", "cpu"]) == 2
-    assert "accuracy" in one_error(capsys, "cli_models:exits failed: SystemExit: 3")
-
-
-def test_a_model_that_exits_when_it_runs_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(
-        "kfconvert.converter.ModelConverter.convert_model", lambda *_, **__: (_ for _ in ()).throw(SystemExit(3))
-    )
-    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 2
-    one_error(capsys, "unexpected SystemExit", "3")
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that takes no new files")
-def test_save_path_that_cannot_be_created(capsys):
-    assert cli.main(["--models", "cli_models:net", "--save-path", "/proc/x"]) == 2
-    one_error(capsys, "cannot create the save path /proc/x: nothing can be created in /proc")
-
-
 def test_reports_in_a_pipe_have_80_columns_unless_another_width_is_asked_for(capsys, monkeypatch):
-    commands = ["--models", "cli_models:net", "--device", "cpu"], ["explain", "cli_models:net", "--device", "cpu"]
-    for width, columns in ((80, None), (60, "60"), (80, "many")):
-        if columns:
-            monkeypatch.setenv("COLUMNS", columns)
-        for command in commands:
-            assert cli.main(command) == 0
+    for width, columns in ((80, "many"), (60, "60")):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert width - 20 < max(map(len, lines)) <= width and all(line == line.rstrip() for line in lines)
-    monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main(commands[0]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (accuracy,) = (line for line in lines if line.startswith("accuracy"))
-    (speed,) = (line for line in lines if line.startswith("speed"))
-    assert "ratio" in accuracy and ("95 % between" in speed or "not measured" in speed)
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
-def test_save_path_that_a_failed_run_made_does_not_stay_empty(capsys, workplace, monkeypatch, failure):
-    def cut_short(model, target, source):
-        target.parent.mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(KeyboardInterrupt, "interrupted"), (OSError(errno.ENOSPC, "No space left on device"), "No space left on device")],
+)
+def test_a_save_that_fails_leaves_nothing_and_loses_no_report(capsys, workplace, monkeypatch, failure, told):
+    def cut_short(*args, **kwargs):
         raise failure
 
-    monkeypatch.setattr("kfconvert.artifact.save", cut_short)
+    monkeypatch.setattr(artifact, "save_file", cut_short)
     assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
-    one_error(capsys)
-    assert leftovers(workplace) == []
+    out = one_error(capsys, told)
+    assert leftovers(workplace) == [] and ("accuracy" in out) == (told != "interrupted")
 
 
-def test_full_disk(capsys, workplace, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(artifact, "save_file", full)
-    assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
-    assert "accuracy" in one_error(capsys, "No space left on device")  # the report is not lost with the folder
-    assert leftovers(workplace) == []
+def test_ctrl_c_ends_all_models(capsys, workplace):
+    assert cli.main(["--models", "cli_models:interrupted", "cli_models:net", "--save-path", "out"]) == 2
+    assert one_error(capsys, "interrupted") == "" and leftovers(workplace) == []
 
 
-@pytest.mark.parametrize("moment", ["load", "save"])
-def test_ctrl_c(capsys, workplace, monkeypatch, moment):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("surprise"), ["cli_models:net: unexpected KeyError at", "test_cli.py", "surprise"]),
+        (SystemExit(3), ["unexpected SystemExit", "3"]),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ..."), ["out of memory on cpu"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_error_of_a_conversion_is_one_line(capsys, monkeypatch, error, told):
+    def fails(*args, **kwargs):
+        raise error
 
-    if moment == "save":
-        monkeypatch.setattr(artifact, "save_file", interrupt)
-    name = "cli_models:interrupted" if moment == "load" else "cli_models:net"
-    assert cli.main(["--models", name, "cli_models:net", "--save-path", "out", "--device", "cpu"]) == 2
-    one_error(capsys, "interrupted")
-    assert leftovers(workplace) == []
-
-
-@pytest.mark.exhaustive
-def test_ctrl_c_from_outside(workplace):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "kfconvert",
-            "--models",
-            "cli_models:endless",
-            "--save-path",
-            "out",
-            "--device",
-            "cpu",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell starts what runs in the background with this signal ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    deadline = time.monotonic() + 60
-    while not (workplace / "started").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 2 and out == ""
-    assert "" not in err.splitlines()
-    assert err.strip().splitlines()[-1] == "kfconvert: error: interrupted" and "Traceback" not in err
-    assert leftovers(workplace) == []
-
-
-def test_bug_is_one_line_with_its_place(capsys, monkeypatch):
-    def bug(*args, **kwargs):
-        raise KeyError("surprise")
-
-    monkeypatch.setattr("kfconvert.converter.ModelConverter.convert_model", bug)
+    monkeypatch.setattr("kfconvert.converter.ModelConverter.convert_model", fails)
     assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 2
-    one_error(capsys, "cli_models:net: unexpected KeyError at", "test_cli.py")
-
-
-def test_out_of_memory(capsys, monkeypatch):
-    def too_large(*args, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
-
-    monkeypatch.setattr("kfconvert.converter.ModelConverter.convert_model", too_large)
-    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 2
-    one_error(capsys, "out of memory on cpu")
+    one_error(capsys, *told)
 
 
 @pytest.mark.parametrize("args", [["--list-models"], ["list"]])
@@ -568,19 +448,11 @@ def test_completion(capsys, monkeypatch, shell):
     assert cli.main(["completion", shell]) == 0
     assert f"_KFCONVERT_COMPLETE={shell}_complete" in capsys.readouterr().out
     monkeypatch.setenv("_KFCONVERT_COMPLETE", f"{shell}_complete")
-    monkeypatch.setenv("COMP_WORDS", "kfconvert --models resnet50 --eff")
-    monkeypatch.setenv("COMP_CWORD", "--eff" if shell == "fish" else "3")
-    with pytest.raises(SystemExit):
-        cli.main([])
-    assert "--effort" in capsys.readouterr().out
     for typed, completed in (
-        ("kfconvert le", "levels"),
+        ("kfconvert --models resnet50 --eff", "--effort"),
+        ("kfconvert rep", "report"),
         ("kfconvert levels lay", "layer_norm"),
-        ("kfconvert be", "bench"),
-        ("kfconvert bench --no-c", "--no-compile"),
-        ("kfconvert bench --device c", "cpu"),
         ("kfconvert explain resnet5", "resnet50"),
-        ("kfconvert --models resnet50 bert-base-u", "bert-base-uncased"),
     ):
         monkeypatch.setenv("COMP_WORDS", typed)
         monkeypatch.setenv("COMP_CWORD", typed.split()[-1] if shell == "fish" else str(typed.count(" ")))
@@ -599,23 +471,14 @@ def test_version_and_doctor(capsys):
     assert {"name", "ok", "detail", "advice"} == set(checks[0])
 
 
-def test_help_and_mistakes_do_not_wait_for_torch():
+def test_the_package_is_the_command_and_its_help_does_not_wait_for_torch():
     code = (
-        "import sys\nfrom kfconvert import cli\n"
-        "assert cli.main(['--help']) == 0 and cli.main(['--batch-size', '0']) == 2\n"
-        "assert cli.main(['--models', 'resnet5O', './nowhere']) == 2 and cli.main(['explain', 'timm:resnet5O']) == 2\n"
-        "assert cli.main(['--models', 'resnet18', '--device', 'tpu9']) == 2\n"
-        "sys.exit('torch' in sys.modules)\n"
+        "import runpy, sys\nsys.argv[1:] = ['--help']\n"
+        "try:\n    runpy.run_module('kfconvert', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as ended:\n    sys.exit(ended.code or 'torch' in sys.modules)\n"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert "--models" in finished.stdout and finished.stderr.count("kfconvert: error: ") == 5
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0 and "--models" in finished.stdout, finished.stderr
 
 
 def test_explain(capsys, workplace):
@@ -627,17 +490,10 @@ def test_explain(capsys, workplace):
     assert any("head  Linear  linear_relu: fits" in line and line.endswith(" % of the time") for line in tree)
     assert "ms of the original's forward" in tree[0] and tree[0].endswith("% is in sites that can be fused")
     assert all(line == line.rstrip() for line in tree) and "error" not in err and "like" not in out
-    assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9"]) == 0
-    assert "float32[4, 3, 9, 9]  2 of 2 sites fit" in capsys.readouterr().out
-    assert leftovers(workplace) == []
-    assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--json"]) == 0
+    assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["name"] == "cli_models:net" and found["error"] is None and found["classes"]["head"] == "Linear"
+    assert found["statistics"]["inputs"] == "float32[4, 3, 9, 9]" and leftovers(workplace) == []
+    assert found["name"] == "cli_models:net" and found["classes"]["head"] == "Linear"
     assert found["statistics"]["total_found"] == 2 and found["statistics"]["timings"]
     shares = found["statistics"]["time_shares"]
     assert shares["modules"].keys() == found["classes"].keys() and shares["modules"][""] == 1
-
-
-def test_the_package_is_the_command():
-    result = subprocess.run([sys.executable, "-m", "kfconvert", "--version"], capture_output=True, text=True)
-    assert result.returncode == 0 and result.stdout.startswith("kfconvert ")

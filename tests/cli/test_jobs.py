@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -13,108 +14,124 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from support.selection import exhaustive
-from test_cli import leftovers, workplace  # noqa: F401  (a fixture)
+from test_cli import workplace  # noqa: F401  (a fixture)
 
 from kfconvert.cli import command as cli
 from kfconvert.cli import jobs
+from kfconvert.cli.workers import Lost, Processes, run_tasks
 
+ROOT = Path(__file__).parents[2]
+# Tasks for processes, which print their process and what they do.
+TASKS = """
+import os, signal, sys, time
+from kfconvert.cli.workers import Processes, run_tasks
+
+def work(task, slot):
+    print("noise")
+    if task == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "ended":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if task == "exits":
+        os._exit(3)
+    if task == "endless":
+        sys.stderr.write(f"{os.getpid()}\\n")
+        time.sleep(600)
+    return task, slot, os.getpid(), "long" * 99999
+
+if __name__ == "__main__":
+    import cli_tasks
+    run_tasks(Processes(), cli_tasks.work, ["endless"] * 2, 2, print)
+"""
 MORE_MODELS = """
-import os, signal, time, pathlib
+import os, signal
 from cli_models import net, other
 
 def killed():
     os.kill(os.getpid(), signal.SIGKILL)
-
-def endless():
-    pathlib.Path(f"__pycache__/started-{os.getpid()}").touch()
-    time.sleep(600)
-
-endless_too = endless
 """
 
 
 @pytest.fixture
-def start(workplace):  # noqa: F811
-    """Starts the command in a group of processes of its own, as a shell does."""
-    (workplace / "__pycache__").mkdir(exist_ok=True)
-    (workplace / "__pycache__" / "more_models.py").write_text(MORE_MODELS)
-    path = os.pathsep.join([str(Path(__file__).parents[2]), str(workplace), str(workplace / "__pycache__")])
-    begun = []
+def tasks(tmp_path, monkeypatch):
+    (tmp_path / "cli_tasks.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "cli_tasks", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(tmp_path)]))
+    import cli_tasks
 
-    def started(*args):
-        begun.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "kfconvert", *args, "--jobs", "2", "--device", "cpu"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,
-                # A shell starts what runs in the background with this signal ignored.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )
-        )
-        return begun[-1]
-
-    yield started
-    for process in begun:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    return cli_tasks
 
 
-@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.heavy)])
-def engine(request):
-    """What converts: processes, or a Ray of two workers."""
-    if request.param == "ray":
-        pytest.importorskip("ray")
-    return request.param
+def test_each_task_has_a_process_and_one_that_dies_takes_no_other_along(tasks, capfd):
+    results = {}
+    names = ["a", "killed", "b", "ended", "exits", "c"]
+    run_tasks(Processes(), tasks.work, names, 2, results.__setitem__)
+    lived = {task: result for task, result in results.items() if not isinstance(result, Lost)}
+    assert {task: result[0] for task, result in lived.items()} == {"a": "a", "b": "b", "c": "c"}
+    assert {slot for _, slot, *_ in lived.values()} <= {0, 1} and len(lived["a"][3]) == 4 * 99999
+    assert len({pid for *_, pid, _ in lived.values()} | {os.getpid()}) == 4
+    assert {task: result.reason for task, result in results.items() if isinstance(result, Lost)} == {
+        "killed": "its process was killed, possibly because memory ran out",
+        "ended": "its process was ended by SIGTERM",
+        "exits": "its process ended with the exit code 3",
+    }
+    out, err = capfd.readouterr()
+    assert out == "" and set(err.split()) == {"noise"}
 
 
-def test_results_come_as_they_are_ready_and_a_process_that_is_killed_is_one_line(start, workplace, engine):  # noqa: F811
-    saved = workplace / "out" / "more_models--other"
-    saved.mkdir(parents=True)
-    (saved / "kfconvert.json").touch()
-    names = ["more_models:net", "more_models:killed", "more_models:other", "resnet5O"]
-    options = ["--json-lines", "--select", "all", "--save-path", "out", "--skip-existing", "--engine", engine]
-    process = start("convert", *names, *options)
-    out, err = process.communicate(timeout=300)
-    *lines, counts = map(json.loads, out.splitlines())
-    results = {line["name"]: line for line in lines}
-    assert process.returncode == 2 and set(results) == set(names), err
-    assert results["more_models:net"]["saved"] == "out/more_models--net"
-    assert results["more_models:net"]["statistics"]["environment"]["threads"] == max(1, torch.get_num_threads() // 2)
-    assert results["more_models:other"]["skipped"] and "unknown model" in results["resnet5O"]["error"]
-    assert re.match("more_models:killed: its process (was killed|died)", results["more_models:killed"]["error"])
-    assert (counts["converted"], counts["failed"], counts["skipped"]) == (1, 2, 1)
-    assert err.count("kfconvert: error: ") == 2 and "where they like" in err
-    assert len(err.splitlines()) == 3, err
-    assert sorted(os.listdir("out")) == ["more_models--net", "more_models--other"]
+def test_what_is_raised_while_others_run_ends_them(tasks):
+    def done(task, result):
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(Processes(), tasks.work, ["a", "endless", "never"], 2, done)
+    assert multiprocessing.active_children() == [] and time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", *exhaustive("SIGKILL")])
-def test_no_process_outlives_the_command(start, workplace, how, engine):  # noqa: F811
-    models = ["more_models:endless", "more_models:endless_too"]
-    process = start("--models", *models, "--save-path", "out", "--engine", engine)
-    begun = workplace / "__pycache__"
-    deadline = time.monotonic() + 120
-    while len(list(begun.glob("started-*"))) < 2 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    pids = [int(file.name.split("-")[1]) for file in begun.glob("started-*")]
-    if how == "Ctrl-C":  # which the terminal sends to all of them
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        process.kill()
-    out, err = process.communicate(timeout=120)  # which waits for whoever else has its stderr
-    assert len(pids) == 2 and out == ""
-    if how == "Ctrl-C":
-        assert process.returncode == 2 and err == "kfconvert: error: interrupted\n"
-        assert leftovers(workplace) == []
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_command(tasks, tmp_path, how):
+    command = [sys.executable, str(tmp_path / "cli_tasks.py")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    pids = []
+    while len(pids) < 2:
+        line = process.stderr.readline().strip()
+        pids += [int(line)] if line.isdecimal() else []
+    process.send_signal(how)
+    process.communicate(timeout=120)  # which waits for whoever else has its stderr
+    deadline = time.monotonic() + 60
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             while time.monotonic() < deadline:  # until init has seen it end
                 os.kill(pid, 0)
                 time.sleep(0.05)
+
+
+@pytest.mark.parametrize("engine", ["process", pytest.param("ray", marks=pytest.mark.heavy)])
+def test_results_come_as_they_are_ready_and_a_process_that_is_killed_is_one_line(workplace, engine):  # noqa: F811
+    if engine == "ray":
+        pytest.importorskip("ray")
+    (workplace / "more_models.py").write_text(MORE_MODELS)
+    saved = workplace / "out" / "more_models--other"
+    saved.mkdir(parents=True)
+    (saved / "kfconvert.json").touch()
+    names = ["more_models:net", "more_models:killed", "more_models:other"]
+    options = ["--json-lines", "--select", "all", "--save-path", "out", "--skip-existing", "--engine", engine]
+    command = [sys.executable, "-m", "kfconvert", "convert", *names, *options, "--jobs", "2", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(workplace)])}
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    *lines, counts = map(json.loads, finished.stdout.splitlines())
+    results, err = {line["name"]: line for line in lines}, finished.stderr
+    assert finished.returncode == 2 and set(results) == set(names), err
+    assert results["more_models:net"]["saved"] == "out/more_models--net"
+    assert results["more_models:net"]["statistics"]["environment"]["threads"] == max(1, torch.get_num_threads() // 2)
+    assert results["more_models:other"]["skipped"]
+    assert re.match("more_models:killed: its (process was killed|task in Ray)", results["more_models:killed"]["error"])
+    assert (counts["converted"], counts["failed"], counts["skipped"]) == (1, 1, 1)
+    assert err.count("kfconvert: error: ") == 1 and "where they like" in err
+    assert len(err.splitlines()) == 2, err
+    assert sorted(os.listdir("out")) == ["more_models--net", "more_models--other"]
 
 
 def test_reports_in_whole_blocks_and_a_summary_in_the_order_of_the_names(capsys, monkeypatch):
@@ -143,7 +160,7 @@ def on_gpus(monkeypatch):
 
     def made(count, at_once, device="cuda"):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        found = jobs.Jobs(None, "cuda", "float32", "random", {}, at_once=at_once)
+        found = jobs.Jobs("cuda", "float32", "random", {}, at_once=at_once)
         found.device = torch.device(device)
         return found
 
@@ -152,21 +169,14 @@ def on_gpus(monkeypatch):
 
 @pytest.mark.parametrize(
     ("count", "at_once", "device", "possible"),
-    [(4, 2, "cuda", 2), (2, 4, "cuda", 2), (1, 4, "cuda", 1), (4, 4, "cuda:1", 1), (4, 1, "cuda", 1), (0, 3, "cpu", 3)],
+    [(4, 2, "cuda", 2), (1, 4, "cuda", 1), (4, 4, "cuda:1", 1), (0, 3, "cpu", 3)],
 )
-@pytest.mark.filterwarnings("ignore:kfconvert")
 def test_one_model_at_a_time_on_each_gpu(on_gpus, count, at_once, device, possible):
     assert on_gpus(count, at_once, device)._possible_at_once() == possible
 
 
-def test_fewer_at_a_time_than_were_asked_for_is_told(on_gpus):
-    with pytest.warns(match="kfconvert: --jobs 4: 1 GPU, and one model at a time on each"):
-        on_gpus(1, 4)._possible_at_once()
-
-
 @pytest.mark.parametrize(
-    ("chosen", "names"),
-    [(None, ["0", "1"]), ("", ["0", "1"]), ("3, 5", ["3", "5"]), ("GPU-a,GPU-b,-1", ["GPU-a", "GPU-b"])],
+    ("chosen", "names"), [(None, ["0", "1"]), ("3, 5", ["3", "5"]), ("GPU-a,GPU-b,-1", ["GPU-a", "GPU-b"])]
 )
 def test_a_job_sees_the_gpu_of_its_slot_alone(on_gpus, monkeypatch, chosen, names):
     seen = []

@@ -123,13 +123,3 @@ def test_where_no_name_is_in_both_there_is_nothing_to_compare(capsys, out):
     (out.parent / "results.json").write_text(json.dumps({"models": [{"name": "x", "statistics": made.statistics()}]}))
     assert cli.main(["compare", "out", "results.json"]) == 2
     one_error(capsys, "no model is in both out and results.json")
-
-
-def test_completion_knows_both(capsys, monkeypatch):
-    monkeypatch.setenv("_KFCONVERT_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    for begun, name in (("rep", "report"), ("comp", "compare")):
-        monkeypatch.setenv("COMP_WORDS", f"kfconvert {begun}")
-        with pytest.raises(SystemExit):
-            cli.main([])
-        assert name in capsys.readouterr().out
