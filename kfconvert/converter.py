@@ -1,60 +1,30 @@
-"""The conversion: trace, match, select, replace, validate, report."""
+"""``ModelConverter`` and ``auto_convert_model``. See ``conversion/pipeline.py`` for the steps."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from .artifact import extend_save_pretrained
 from .conversion import (
-    EFFORTS,
     ConversionConfig,
     ConversionError,
     FilterFn,
-    Layouts,
-    Loads,
-    Prepared,
     Progress,
-    Result,
-    Selector,
-    Stages,
-    calls_between_checks,
+    Request,
     check_arguments,
     check_callback,
-    check_model,
     check_names,
-    check_thread,
-    controlled,
-    drop_for_memory,
-    given_back_on_error,
-    hand_over,
-    log_decisions,
-    match,
-    memory,
-    prepare,
-    programs,
-    reject_slower_methods,
-    replace,
-    replace_served,
-    revert,
-    shares_of_time,
+    convert,
     takes_options,
-    time,
-    trace,
-    validate,
-    with_chosen,
-    without_gain,
 )
-from .process import alone, one_at_a_time, only_new_garbage, parametrizations_computed, same_generators
 from .report import Explanation, module_classes
-from .runtime import CudaGraphs, OnMiss, can_record
+from .runtime import OnMiss
 
 __all__ = ["ConversionConfig", "ConversionError", "ModelConverter", "auto_convert_model"]
-
-_LOG = logging.getLogger(__name__)
 
 
 class ModelConverter:
@@ -136,96 +106,21 @@ class ModelConverter:
                 call is within a ``TorchFunctionMode``, whose effects would stay in the model.
         """
         check_arguments(progress, inplace, profile)
-        # A copy created under inference_mode could not be trained.
-        with (
-            torch.inference_mode(False),
-            one_at_a_time(),
-            parametrizations_computed(),
-            alone(model),
-            same_generators(),
-            only_new_garbage(),
-        ):
-            # The job and its graphs become garbage after the return.
-            stages = Stages(progress)
-            given = input_shape, example_inputs, device, dtype, inplace, tune_for, example_calls
-            return self._convert(stages, model, given, profile)
-
-    def _convert(self, stages: Stages, model: nn.Module, given: tuple[Any, ...], profile: bool) -> nn.Module:
-        check_thread()
-        check_model(model)
-        _LOG.info("converting %s; non-default options: %s", type(model).__name__, self.config.unusual() or "nothing")
-        config = with_chosen(self.config, model, self.filter_fn)
-        prepared = prepare(model, *given)
-        with given_back_on_error(prepared.as_given):
-            return self._converted(stages, prepared, config, profile)
-
-    def _converted(self, stages: Stages, prepared: Prepared, config: ConversionConfig, profile: bool) -> nn.Module:
-        """Returns the ``prepared`` model with its programs."""
-        threshold = config.accuracy_threshold if config.validate_accuracy else None
-        effort, timed = EFFORTS[config.effort], config.select == "measured"
-        try:
-            replayed = can_record(prepared.device) and config.cuda_graphs is not False
-            captures = controlled(trace(prepared, stages, effort, replayed), config, prepared.model)
-            match(captures, stages)
-            replayed = replayed and not any(form.region.communicates for form in captures.forms)
-            selector = Selector(prepared.device, config.accuracy_threshold, timed, replayed, effort)
-            layouts = Layouts(captures, selector, Loads(prepared, captures))
-            layouts.select(stages)
-            variants = programs(captures, stages, replayed)
-            verdict = validate(prepared, captures, layouts, threshold, stages)
-            bound = config.max_extra_memory
-            while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
-                variants = programs(captures, stages, replayed)
-                verdict = validate(prepared, captures, layouts, threshold, stages)
-            if verdict.reverted:
-                variants = {}
-            elif verdict.dropped:
-                variants = programs(captures, stages, replayed)
-            else:  # other timings may give a valid result, so later conversions may try again
-                selector.remembered.save()
-            prepared.keep_original()
-            graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
-            ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
-            taken = memory(prepared, captures, stages, bound)
-            wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
-            timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
-            slower = timings.slower() if timed and timings is not None else None
-            reverted = verdict.reverted
-            are_slower = timed and timings is not None and reject_slower_methods(captures, timings)
-            if slower is not None:
-                reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
-            shares = shares_of_time(prepared, captures) if profile else None
-        finally:
-            prepared.own_state.restore()
-        if slower is not None or are_slower or without_gain(captures, ledger, timings):
-            variants = {} if reverted else programs(captures, stages, unfused=False)
-            ledger = replace(prepared.model, variants, graphs)
-        self.conversion_stats = hand_over(
-            Result(
-                model=prepared.model,
-                device=prepared.device,
-                call=prepared.call,
-                config=config,
-                captures=captures,
-                ledger=ledger,
-                seconds=stages.seconds,
-                asked=prepared.asked,
-                not_written=frozenset(prepared.own_state.written),
-                check_weights=calls_between_checks(config.check_weights, prepared.device),
-                accuracy=verdict.accuracy,
-                timings=timings,
-                reverted=reverted,
-                memory=taken,
-                remembered=selector.remembered.found,
-                tuned=prepared.tuned,
-                time_shares=shares,
-                served=served,
-            ),
-            self.on_miss,
+        request = Request(
+            input_shape=input_shape,
+            example_inputs=example_inputs,
+            device=device,
+            dtype=dtype,
+            inplace=inplace,
+            tune_for=tune_for,
+            example_calls=example_calls,
         )
-        log_decisions(self.conversion_stats)
-        self._classes = module_classes(prepared.model)
-        return prepared.model
+        converted, self.conversion_stats = convert(
+            model, request, self.config, self.filter_fn, self.on_miss, progress, profile
+        )
+        self._classes = module_classes(converted)
+        extend_save_pretrained(converted)
+        return converted
 
     def explain(self) -> Explanation:
         """Returns the last conversion as a printable tree of the model's modules. It shows what was fused in each

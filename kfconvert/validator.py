@@ -20,7 +20,7 @@ from .accuracy import (
     split_inputs,
 )
 from .inputs import ExampleCall
-from .process import alone, one_at_a_time, parametrizations_computed
+from .process import alone, one_at_a_time
 from .profiling import compare_timings
 
 # Seconds for the speed-up of `validate_optimization`, for both models together.
@@ -72,7 +72,7 @@ def validate_optimization(
     """
     check_threshold(accuracy_threshold)
     args, kwargs = split_inputs(inputs)
-    with one_at_a_time(), parametrizations_computed(), alone(original):
+    with one_at_a_time(), alone(original):
         original_out = model_outputs(original, args, kwargs)
         reference = reference_outputs(original, args, kwargs)
         try:

@@ -7,10 +7,11 @@ PACKAGE = Path(__file__).parents[1] / "kfconvert"
 # Each room may import those below it; those that stand in one line do not import each other. The ground is for all.
 FLOORS = """
 cli
+converter
 artifact
-converter validator zoo levels
+validator zoo levels
 conversion
-own_patterns generation hub
+own_patterns generation
 capture
 patterns
 matching modules
@@ -81,7 +82,6 @@ OTHERS = {
     ("__main__", "cli"),
     ("auto_convert", "second_names"),
     ("explain", "report"),
-    ("hub", "artifact"),
     ("levels", "kernels"),
     ("kernels", "extension"),
     ("kernels", "ops"),

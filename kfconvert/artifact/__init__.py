@@ -2,10 +2,11 @@
 
 from .errors import ArtifactError
 from .exporting import export
-from .files import check_target, load, load_original, save
+from .files import load, load_original
+from .pretrained import extend_save_pretrained
 from .results import artifacts_in, results_in, write_report
+from .saving import check_target, save
 from .schema import RECORD_FILE
-from .sidecar import write_beside
 
 __all__ = [
     "ArtifactError",
@@ -13,10 +14,10 @@ __all__ = [
     "artifacts_in",
     "check_target",
     "export",
+    "extend_save_pretrained",
     "load",
     "load_original",
     "results_in",
     "save",
-    "write_beside",
     "write_report",
 ]

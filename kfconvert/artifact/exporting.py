@@ -20,7 +20,7 @@ from ..inputs import ExampleCall, InputError, example_call
 from ..process import Shield, one_at_a_time
 from ..region import Guard, Region
 from ..runtime import ELEMENTS, GuardedForward, Variant, guarded_forward
-from .files import ArtifactError
+from .errors import ArtifactError
 
 # Functions of sizes in SymPy's notation.
 _FUNCTIONS = {

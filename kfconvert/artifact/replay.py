@@ -39,7 +39,7 @@ from ..conversion import (
     replace,
 )
 from ..inputs import ExampleCall, build
-from ..process import one_at_a_time, parametrizations_computed, same_generators
+from ..process import one_at_a_time, same_generators
 from ..runtime import MOST_RECORDINGS, CudaGraphs, OnMiss, can_record, uninstall
 from .graphs import Graphs
 
@@ -83,7 +83,7 @@ def replay(
     recorded = statistics.get("cuda_graphs") or {}
     config = config_of(statistics)
     most, static_outputs = recorded.get("max_recordings", MOST_RECORDINGS), recorded.get("static_outputs", False)
-    with one_at_a_time(), parametrizations_computed(), same_generators():
+    with one_at_a_time(), same_generators():
         uninstall(model)
         model = model.to(device).eval()
         replayed = can_record(device) and config.cuda_graphs is not False

@@ -14,8 +14,8 @@ from ..process import one_at_a_time
 from . import record as record_file
 from .companions import CONFIG_FILES, is_of_diffusers
 from .errors import ArtifactError, why
-from .files import record_of, telling
 from .record import RecordError
+from .saving import record_of, telling
 from .schema import DIFFUSION_WEIGHTS_FILE, RECORD_FILE, WEIGHTS_FILE
 from .weights import checked_state, missing_from
 

@@ -1,74 +1,40 @@
 """The steps of a conversion, its measurements and decisions, and its statistics."""
 
-from .captures import Captures, gathered, trace
+from .captures import Captures, gathered
 from .config import ConversionConfig, takes_options
-from .control import FilterFn, check_names, controlled, with_chosen
+from .control import FilterFn, check_names, controlled
 from .decision_log import log_decisions
-from .effort import EFFORTS, Effort
-from .layouts import Layouts
-from .memory_bound import drop_for_memory
-from .memory_use import memory
+from .effort import EFFORTS
 from .own_state import OwnState
-from .preparation import (
-    ConversionError,
-    Prepared,
-    check_arguments,
-    check_model,
-    check_thread,
-    first_line,
-    prepare,
-    resolve_device,
-)
+from .pipeline import convert
+from .preparation import ConversionError, Request, check_arguments, check_thread, first_line, resolve_device
+from .result import Result
 from .rollback import AsGiven, given_back_on_error
-from .selector import Decision, Selector
-from .serving import Served, reject_slower_methods, replace_served
+from .selector import Decision
 from .sites import match
 from .stages import Progress, Stages
-from .statistics import ConversionStats
-from .steps import (
-    Result,
-    calls_between_checks,
-    check_callback,
-    hand_over,
-    leave_as_it_is,
-    merge_weights,
-    programs,
-    replace,
-    time,
-    without_gain,
-)
-from .time_shares import shares_of_time
-from .validation import revert, validate
-from .workloads import Load, Loads
+from .steps import calls_between_checks, check_callback, hand_over, leave_as_it_is, merge_weights, programs, replace
 
 __all__ = [
     "AsGiven",
     "Captures",
     "ConversionConfig",
     "ConversionError",
-    "ConversionStats",
     "Decision",
     "EFFORTS",
-    "Effort",
     "FilterFn",
-    "Layouts",
-    "Load",
-    "Loads",
     "OwnState",
-    "Prepared",
     "Progress",
+    "Request",
     "Result",
-    "Selector",
-    "Served",
     "Stages",
     "calls_between_checks",
     "check_arguments",
     "check_callback",
-    "check_model",
     "check_names",
     "check_thread",
     "controlled",
-    "drop_for_memory",
+    "convert",
     "first_line",
     "gathered",
     "given_back_on_error",
@@ -76,20 +42,9 @@ __all__ = [
     "leave_as_it_is",
     "log_decisions",
     "match",
-    "memory",
     "merge_weights",
-    "prepare",
     "programs",
-    "reject_slower_methods",
     "replace",
-    "replace_served",
     "resolve_device",
-    "revert",
-    "shares_of_time",
     "takes_options",
-    "time",
-    "trace",
-    "validate",
-    "without_gain",
-    "with_chosen",
 ]

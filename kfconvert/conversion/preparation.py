@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..accuracy import copied_model, model_outputs
 from ..capture import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, around, run_keeping, written_state
@@ -22,6 +23,19 @@ from .rollback import AsGiven, given_back_on_error
 
 class ConversionError(ValueError):
     """The model, inputs, device or dtype do not allow the requested conversion; the message is one clear line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of ``ModelConverter.convert_model`` that describe the model's device, dtype and inputs."""
+
+    input_shape: Sequence[int] | None = None
+    example_inputs: Any = None
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+    inplace: bool = False
+    tune_for: Sequence[Any] | None = None
+    example_calls: Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -66,7 +80,7 @@ class Prepared:
         """Returns why a graph of ``module`` would be wrong: its code reads tensor properties that no guard checks; None
         otherwise."""
         name = unsteady(self.asked_of(module))
-        return None if name is None else f"its code asks for {name} of a tensor, which differs from call to call"
+        return None if name is None else f"its code reads {name} of a tensor, which differs between calls"
 
     def asked_of(self, module: nn.Module) -> frozenset[str]:
         """Returns the tensor properties that the code of ``module`` reads."""
@@ -83,9 +97,9 @@ class Prepared:
 
 
 def check_thread() -> None:
-    """Raises ConversionError inside a TorchFunctionMode: its effects would become part of the programs, which also
-    serve calls outside of it."""
-    mode = function_mode()
+    """Raises ConversionError inside a TorchFunctionMode, or with cached parametrizations: their effects would become
+    part of the programs, which also serve calls outside of them."""
+    mode = "parametrize.cached()" if parametrize._cache_enabled else function_mode()
     if mode is not None:
         raise ConversionError(f"exit the {mode} first: it must not be active in a conversion or load")
 
@@ -108,7 +122,7 @@ def check_model(model: Any) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise ConversionError(f"{name} is TorchScript: convert the original module instead")
         if _is_compiled(module):
-            raise ConversionError(f"{name} was given to torch.compile: convert the uncompiled model")
+            raise ConversionError(f"{name} is compiled with torch.compile: convert the model first, then compile it")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
 
@@ -123,41 +137,34 @@ def _is_compiled(module: nn.Module) -> bool:
     )
 
 
-def prepare(
-    model: nn.Module,
-    input_shape: Sequence[int] | None,
-    example_inputs: Any,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-    inplace: bool,
-    tune_for: Sequence[Any] | None = None,
-    example_calls: Mapping[str, Any] | None = None,
-) -> Prepared:
-    """Copies (unless ``inplace``), moves, and runs ``model``; see ``ModelConverter.convert_model`` for the parameters.
+def prepare(given: nn.Module, request: Request) -> Prepared:
+    """Copies (unless ``inplace``), moves, and runs the model ``given``.
 
     Raises:
         ConversionError: the model cannot be copied, or does not accept the example call.
     """
-    device = resolve_device(device, model)
+    device, dtype = resolve_device(request.device, given), request.dtype
     try:
         max_rewrites(0)
     except SettingError as error:
         raise ConversionError(str(error)) from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConversionError(f"dtype must be a floating-point dtype such as torch.float16, not {dtype!r}")
-    loads, example_calls = _loads(tune_for), check_methods(model, example_calls)
-    if loads and input_shape is None and example_inputs is None:
-        input_shape, example_inputs = _given(loads[0])
-    given = model
-    if not inplace:
+    loads, example_calls = _loads(request.tune_for), check_methods(given, request.example_calls)
+    shape, inputs = request.input_shape, request.example_inputs
+    if loads and shape is None and inputs is None:
+        shape, inputs = _given(loads[0])
+    model = given
+    if not request.inplace:
         try:
-            model = copied_model(model)
+            model = copied_model(given)
         except Exception as error:
             raise ConversionError(f"the model cannot be copied ({first_line(error)}); pass inplace=True") from error
     uninstall(model)
-    as_given = AsGiven(model, tensors=dtype is not None or _is_elsewhere(model, device)) if inplace else None
+    moves = dtype is not None or _is_elsewhere(model, device)
+    as_given = AsGiven(model, tensors=moves) if request.inplace else None
     with given_back_on_error(as_given):
-        return _prepared(model, given, as_given, input_shape, example_inputs, device, dtype, loads, example_calls)
+        return _prepared(model, given, as_given, shape, inputs, device, dtype, loads, example_calls)
 
 
 def _prepared(
@@ -259,11 +266,10 @@ def check_methods(model: nn.Module, example_calls: Any) -> Mapping[str, Any]:
     if not isinstance(example_calls, Mapping):
         raise ConversionError(f"example_calls must be a dict of method names and inputs, not {example_calls!r}"[:300])
     for name in example_calls:
-        is_public = isinstance(name, str) and not name.startswith("_") and name != "forward"
-        if not is_public or not callable(getattr(model, name, None)):
-            raise ConversionError(
-                f"example_calls: {name!r} is not a public method of {type(model).__name__} other than forward"[:300]
-            )
+        is_own = isinstance(name, str) and not name.startswith("_") and not hasattr(nn.Module, name)
+        if not is_own or not callable(getattr(model, name, None)):
+            reason = f"is not a public method of {type(model).__name__} other than forward and those of nn.Module"
+            raise ConversionError(f"example_calls: {name!r} {reason}"[:300])
     return example_calls
 
 

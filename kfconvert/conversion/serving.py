@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from ..accuracy import model_outputs
 from ..runtime import CudaGraphs, Ledger, Variant
 from .captures import Captures
 from .preparation import Prepared
+from .result import Served
 from .stages import Stages
-from .steps import Timings, merge_weights, programs, replace
-
-
-@dataclass(frozen=True)
-class Served:
-    """``calls``: for each example call of the delivered model, its ``method`` (None for the forward), ``inputs``, and
-    the ``hits`` and ``misses`` of programs by path. ``unserved``: by path, why a program serves no example call, even
-    if the enclosing programs are off."""
-
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    unserved: dict[str, str] = field(default_factory=dict)
+from .steps import merge_weights, programs, replace
 
 
 def replace_served(
@@ -91,19 +79,6 @@ def _reject_unserved(captures: Captures, served: Served) -> bool:
         for site in captured.applied if reason is not None else ():
             site.reject(f"{captured.path} serves no example call: {reason}")
             found = True
-    return found
-
-
-def reject_slower_methods(captures: Captures, timings: Timings) -> bool:
-    """Reject the applied sites of parts that were captured for a slower method; returns whether there are any."""
-    found = False
-    for call, comparison in timings.methods:
-        slower = comparison.speedup("converted").slower()
-        for part in captures.parts if slower is not None else ():
-            for captured in part.captures if part.method == call.method else ():
-                for site in captured.applied:
-                    site.reject(f"{call.method} is slower as a whole: {slower}")
-                    found = True
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..capture import methods_with_modules
 from ..graph import at
@@ -14,9 +14,7 @@ from ..own_patterns import described as described_pattern
 from ..patterns import every_pattern
 from ..profiling import environment
 from ..report import fragment, report_text
-
-if TYPE_CHECKING:
-    from .steps import Result
+from .result import Result
 
 
 class ConversionStats(dict[str, Any]):

@@ -3,10 +3,9 @@ levels of warnings, and collectives."""
 
 from .callers import level_outside
 from .collectives import CannotBeAlone, Collective, alone, noted_collectives
-from .garbage import only_new_garbage
+from .garbage import garbage_collected
 from .generators import same_generators
 from .methods import method_over, methods_stand_over, stood_over
-from .parametrizations import parametrizations_computed
 from .patches import replaced
 from .quiet import quiet_thread
 from .shards import is_one_of_several, shard_of
@@ -19,6 +18,7 @@ __all__ = [
     "Shield",
     "ThisThread",
     "alone",
+    "garbage_collected",
     "is_of_trace",
     "is_one_of_several",
     "level_outside",
@@ -27,8 +27,6 @@ __all__ = [
     "method_over",
     "methods_stand_over",
     "one_at_a_time",
-    "only_new_garbage",
-    "parametrizations_computed",
     "quiet_thread",
     "replaced",
     "same_generators",

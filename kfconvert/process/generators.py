@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,20 +14,15 @@ import torch
 def same_generators() -> Iterator[None]:
     """Context manager that restores the states of the generators of Python, NumPy and PyTorch.
 
-    If the process has other threads at the start, the generators are not restored, because numbers drawn by these
-    threads would repeat.
+    Numbers that other threads draw meanwhile may repeat.
     """
-    # The monitor thread of tqdm, which PyTorch also starts, runs no user code.
-    others = [thread for thread in threading.enumerate() if type(thread).__name__ != "TMonitor"]
-    alone = others == [threading.current_thread()]
     of_python, of_numpy, of_cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         yield
     finally:
-        if alone:
-            random.setstate(of_python)
-            numpy.random.set_state(of_numpy)
-            torch.set_rng_state(of_cpu)
-            with suppress(RuntimeError):  # after a device-side assertion, which was already raised
-                torch.cuda.set_rng_state_all(of_gpus)
+        random.setstate(of_python)
+        numpy.random.set_state(of_numpy)
+        torch.set_rng_state(of_cpu)
+        with suppress(RuntimeError):  # after a device-side assertion, which was already raised
+            torch.cuda.set_rng_state_all(of_gpus)

@@ -17,10 +17,13 @@ from torch import nn
 from kfconvert import folders, load, save, zoo
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
-from kfconvert.artifact.files import ArtifactError
+from kfconvert.artifact import saving
+from kfconvert.artifact.errors import ArtifactError
+from kfconvert.artifact.schema import FORMAT
 from kfconvert.conversion import steps as conversion
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import spec as input_spec
+from kfconvert.json_values import json_ready
 from kfconvert.profiling import compare_timings
 from kfconvert.zoo.architectures import ARCHITECTURES
 
@@ -89,7 +92,7 @@ def contents(folder) -> dict[str, bytes]:
 
 
 def test_round_trip(fused, original, tmp_path):
-    path = artifact.save(fused, tmp_path / "deep" / "net")
+    path = saving.save(fused, tmp_path / "deep" / "net")
     loaded = artifact.load(path, model=SmallNet)
     x = torch.randn(BATCH)
     with torch.no_grad():
@@ -98,12 +101,12 @@ def test_round_trip(fused, original, tmp_path):
     info, before = loaded.kfconvert_info(), fused.kfconvert_info()
     assert type(loaded) is SmallNet and not loaded.training and info["guard"]["hits"] == 2
     for key in ("total_replaced", "sites", "layout", "timings", "speedup_achieved"):
-        assert info[key] == artifact.json_ready(before[key]), key
+        assert info[key] == json_ready(before[key]), key
     assert os.listdir(path.parent) == ["net"]
 
 
 def test_weights_file_fits_the_original_class_strictly(fused, original, tmp_path):
-    artifact.save(fused, tmp_path / "net")
+    saving.save(fused, tmp_path / "net")
     tensors = load_file(tmp_path / "net" / "model.safetensors")
     fresh = SmallNet()
     fresh.load_state_dict(tensors, strict=True)
@@ -112,13 +115,13 @@ def test_weights_file_fits_the_original_class_strictly(fused, original, tmp_path
 
 def test_rejected_sites_stay_rejected_and_nothing_is_timed(original, tmp_path, monkeypatch):
     model = converted(original, input_shape=BATCH)
-    path = artifact.save(model, tmp_path / "net")
+    path = saving.save(model, tmp_path / "net")
     record = json.loads((path / "kfconvert.json").read_text())
     first = record["statistics"]["sites"][0]
     first.update(status="rejected", reason="not faster: for the test", strategy=None)
     rewrite_record(path, statistics=record["statistics"])
     monkeypatch.setattr(
-        "kfconvert.conversion.steps.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
+        "kfconvert.conversion.timing.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
     )
     monkeypatch.setattr(
         "kfconvert.conversion.selector.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
@@ -132,7 +135,7 @@ def test_all_call_forms_come_back(tmp_path, monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, "tiny-bert", ("BertConfig", TINY_BERT))
     entry = zoo.resolve("tiny-bert", weights="random")
     model = converted(entry.model, input_shape=(2, 8))
-    loaded = artifact.load(artifact.save(model, tmp_path / "bert", source=entry.recipe))
+    loaded = artifact.load(saving.save(model, tmp_path / "bert", source=entry.recipe))
     ids = torch.randint(1, 50, (3, 6))
     with torch.no_grad():
         for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
@@ -143,7 +146,7 @@ def test_all_call_forms_come_back(tmp_path, monkeypatch):
 def test_fresh_process_needs_only_the_path(tmp_path):
     entry = zoo.resolve("timm:resnet10t", weights="random")
     x = torch.randn(1, 3, 64, 64)
-    artifact.save(converted(entry.model, example_inputs=x), tmp_path / "net", source=entry.recipe)
+    saving.save(converted(entry.model, example_inputs=x), tmp_path / "net", source=entry.recipe)
     save_file({"x": x}, tmp_path / "x.safetensors")
     code = (
         "import sys, torch, kfconvert\nfrom safetensors.torch import load_file, save_file\n"
@@ -161,7 +164,7 @@ def test_tied_tensors_are_stored_under_every_key(tmp_path):
     config = transformers.BertConfig(**TINY_BERT)
     original = transformers.BertForMaskedLM(config).eval()
     assert original.cls.predictions.decoder.weight is original.bert.embeddings.word_embeddings.weight
-    artifact.save(converted(original, input_shape=(1, 6)), tmp_path / "lm")
+    saving.save(converted(original, input_shape=(1, 6)), tmp_path / "lm")
     tensors = load_file(tmp_path / "lm" / "model.safetensors")
     assert tensors.keys() == original.state_dict().keys()
     transformers.BertForMaskedLM(config).load_state_dict(tensors, strict=True)
@@ -172,28 +175,28 @@ def test_tied_tensors_are_stored_under_every_key(tmp_path):
 def test_dtypes_come_back_one_by_one(tmp_path):
     model = small_net().to(torch.bfloat16)
     model.scale = model.scale.double()
-    path = artifact.save(converted(model, input_shape=BATCH), tmp_path / "net")
+    path = saving.save(converted(model, input_shape=BATCH), tmp_path / "net")
     loaded = artifact.load(path, model=SmallNet())
     assert {k: v.dtype for k, v in loaded.state_dict().items()} == {k: v.dtype for k, v in model.state_dict().items()}
     assert json.loads((path / "kfconvert.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_replaces_an_artifact_and_nothing_else(fused, tmp_path):
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     (path / "kfconvert.json").write_text('{"format": 0}')
-    artifact.save(fused, path)
-    assert artifact.read_record(path)["format"] == artifact.FORMAT and os.listdir(tmp_path) == ["net"]
+    saving.save(fused, path)
+    assert artifact.read_record(path)["format"] == FORMAT and os.listdir(tmp_path) == ["net"]
     (path / "notes.txt").write_text("mine")
     with pytest.raises(ArtifactError, match="notes.txt"):
-        artifact.save(fused, path)
+        saving.save(fused, path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
     with pytest.raises(ArtifactError, match="not a kfconvert artifact"):
-        artifact.save(fused, tmp_path / "other")
+        saving.save(fused, tmp_path / "other")
     with pytest.raises(ArtifactError, match="is a file"):
-        artifact.save(fused, path / "notes.txt")
+        saving.save(fused, path / "notes.txt")
     (tmp_path / "empty").mkdir()
-    artifact.save(fused, tmp_path / "empty")
+    saving.save(fused, tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ def test_replaces_an_artifact_and_nothing_else(fused, tmp_path):
 )
 @pytest.mark.parametrize("moment", ["weights", "record", "flush", "commit"])
 def test_failure_at_any_moment_leaves_the_old_artifact(fused, tmp_path, monkeypatch, failure, moment):
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     before = contents(path)
 
     def fail(*args, **kwargs):
@@ -223,7 +226,7 @@ def test_failure_at_any_moment_leaves_the_old_artifact(fused, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         if moment == "weights":
-            patch.setattr(artifact, "save_file", fail)
+            patch.setattr(saving, "save_file", fail)
         elif moment == "record":
             patch.setattr(record_file.json, "dumps", fail)
         elif moment == "flush":
@@ -232,17 +235,17 @@ def test_failure_at_any_moment_leaves_the_old_artifact(fused, tmp_path, monkeypa
             patch.setattr(type(path), "rename", rename_or_fail)
         if isinstance(failure, OSError):
             with pytest.raises(ArtifactError, match=failure.strerror):
-                artifact.save(fused, path)
+                saving.save(fused, path)
         else:
             with pytest.raises(KeyboardInterrupt):
-                artifact.save(fused, path)
+                saving.save(fused, path)
     assert contents(path) == before and os.listdir(tmp_path) == ["net"]
 
 
 def test_failed_first_save_leaves_no_folder(fused, tmp_path, monkeypatch):
-    monkeypatch.setattr(artifact, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(saving, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        artifact.save(fused, tmp_path / "new" / "net")
+        saving.save(fused, tmp_path / "new" / "net")
     assert os.listdir(tmp_path) == []
 
 
@@ -253,7 +256,7 @@ def test_a_write_that_the_kernel_refuses(fused, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
     try:
         with pytest.raises(ArtifactError, match="cannot write .*File too large"):
-            artifact.save(fused, tmp_path / "new" / "net")
+            saving.save(fused, tmp_path / "new" / "net")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(tmp_path) == []
@@ -261,7 +264,7 @@ def test_a_write_that_the_kernel_refuses(fused, tmp_path):
 
 def test_what_cannot_be_saved(fused, tmp_path):
     with pytest.raises(ArtifactError, match="not a converted model"):
-        artifact.save(nn.Linear(2, 2), tmp_path / "net")
+        saving.save(nn.Linear(2, 2), tmp_path / "net")
 
     class WithState(SmallNet):
         def get_extra_state(self):
@@ -271,7 +274,7 @@ def test_what_cannot_be_saved(fused, tmp_path):
             pass
 
     with pytest.raises(ArtifactError, match="_extra_state.*only tensors"):
-        artifact.save(converted(WithState().eval(), input_shape=BATCH), tmp_path / "net")
+        saving.save(converted(WithState().eval(), input_shape=BATCH), tmp_path / "net")
     assert os.listdir(tmp_path) == []
 
 
@@ -309,7 +312,7 @@ def rewrite_record(path, **changes):
     ids=range(11),
 )
 def test_damaged_artifacts(fused, tmp_path, damage, message):
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     damage(path)
     with pytest.raises(ArtifactError, match=message) as caught:
         artifact.load(path, model=SmallNet)
@@ -317,7 +320,7 @@ def test_damaged_artifacts(fused, tmp_path, damage, message):
 
 
 def test_architecture_must_be_known_and_fit(fused, tmp_path):
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     with pytest.raises(ArtifactError, match="pass model="):
         artifact.load(path)
     with pytest.raises(ArtifactError, match="do not fit SmallNet.*size mismatch") as caught:
@@ -335,7 +338,7 @@ def test_code_that_a_recipe_names_runs_only_with_trust(fused, tmp_path, monkeypa
     (tmp_path / "code_of_recipe.py").write_text("raise SystemExit('the recipe was run')\n")
     monkeypatch.chdir(tmp_path)
     recipe = {"kind": "callable", "name": "code_of_recipe:make", "weights": "own"}
-    path = artifact.save(fused, tmp_path / "net", source=recipe)
+    path = saving.save(fused, tmp_path / "net", source=recipe)
     with pytest.raises(ArtifactError, match="trust_source"):
         artifact.load(path)
     artifact.load(path, model=SmallNet)
@@ -349,7 +352,7 @@ def test_code_that_a_recipe_names_runs_only_with_trust(fused, tmp_path, monkeypa
 
 def test_recorded_gpu_that_is_missing_is_told(fused, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     rewrite_record(path, device="cuda:0")
     seen = []
     with pytest.warns(UserWarning, match="converted for the CPU"):
@@ -362,7 +365,7 @@ def test_recorded_gpu_that_is_missing_is_told(fused, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("device", ["foo", "cuda:99"])
 def test_device_that_is_not_there(fused, tmp_path, device):
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     with pytest.raises(ArtifactError, match=f"device {device} cannot be used") as caught:
         artifact.load(path, model=SmallNet, device=device)
     assert "\n" not in str(caught.value)
@@ -382,7 +385,7 @@ def test_model_that_was_not_captured_is_saved_and_loaded_unfused(tmp_path):
 
     with pytest.warns(UserWarning, match="fused nothing"):
         model = converted(Opaque().eval(), input_shape=(2, 4))
-    loaded = artifact.load(artifact.save(model, tmp_path / "net"), model=Opaque)
+    loaded = artifact.load(saving.save(model, tmp_path / "net"), model=Opaque)
     assert loaded.kfconvert_info()["nothing_fused"] == model.kfconvert_info()["nothing_fused"]
     torch.testing.assert_close(loaded.state_dict(), model.state_dict())
 

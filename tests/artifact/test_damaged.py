@@ -16,7 +16,8 @@ from torch import nn
 
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
-from kfconvert.artifact.files import ArtifactError
+from kfconvert.artifact import saving
+from kfconvert.artifact.errors import ArtifactError
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import spec as input_spec
 from kfconvert.report.explain import Explanation
@@ -46,7 +47,7 @@ def net() -> nn.Module:
 @pytest.fixture(scope="module")
 def saved(net, tmp_path_factory):
     converter = ModelConverter(validate_accuracy=False, select="all")
-    path = artifact.save(converter.convert_model(net, input_shape=BATCH), tmp_path_factory.mktemp("saved") / "net")
+    path = saving.save(converter.convert_model(net, input_shape=BATCH), tmp_path_factory.mktemp("saved") / "net")
     record = artifact.read_record(path)
     assert record["parts"] and record["calls"] and record["statistics"]["sites"]
     return path

@@ -18,8 +18,8 @@ from torch import nn
 
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
-from kfconvert.artifact import replay
-from kfconvert.artifact.files import ArtifactError
+from kfconvert.artifact import replay, saving
+from kfconvert.artifact.errors import ArtifactError
 from kfconvert.converter import ModelConverter
 from kfconvert.region import kept
 from kfconvert.runtime.dispatch.guarded import guarded_forward
@@ -31,7 +31,7 @@ IDS = torch.arange(10).reshape(2, 5)
 def saved(tmp_path_factory):
     torch.manual_seed(0)
     fused = ModelConverter(select="all").convert_model(Net().eval(), example_inputs=IDS)
-    return artifact.save(fused, tmp_path_factory.mktemp("saved") / "net")
+    return saving.save(fused, tmp_path_factory.mktemp("saved") / "net")
 
 
 def write(path, graphs) -> None:
@@ -85,7 +85,7 @@ def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
     """Where texts have other hashes, sets another order, and a shell tells another command by ``_``."""
     example = IDS if kind is Net else torch.randn(4, 8)
     fused = ModelConverter(select="all", effort="fast").convert_model(kind().eval(), example_inputs=example)
-    saved = artifact.save(fused, tmp_path / "net")
+    saved = saving.save(fused, tmp_path / "net")
     code = (
         f"from support.stored_net import {kind.__name__}\n"
         "from kfconvert.artifact import files as artifact\n"
@@ -112,7 +112,7 @@ def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
     model = ModelConverter(select="all").convert_model(
         transformers.BertModel(config).eval(), example_inputs={name: example[name] for name in arguments}
     )
-    artifact.save(model, tmp_path / "bert")
+    saving.save(model, tmp_path / "bert")
     traces.clear()
     type("Another", (transformers.BertModel,), {})(config)
     loaded = artifact.load(tmp_path / "bert")
@@ -120,7 +120,7 @@ def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
     with torch.no_grad():
         ours, theirs = (each(*(example[name] for name in arguments)) for each in (loaded, model))
     assert type(ours) is type(theirs) and torch.equal(ours.last_hidden_state, theirs.last_hidden_state)
-    again = artifact.load(artifact.save(loaded, tmp_path / "again"))
+    again = artifact.load(saving.save(loaded, tmp_path / "again"))
     assert not traces
     with torch.no_grad():
         ours = again(*(example[name] for name in arguments))
@@ -136,7 +136,7 @@ def test_a_model_with_dicts_in_its_configuration_is_not_traced(tmp_path, traces)
     assert list(config.rope_parameters) != sorted(config.rope_parameters)
     converter = ModelConverter(select="all", effort="fast")
     model = converter.convert_model(transformers.Gemma3TextModel(config).eval(), example_inputs=IDS)
-    artifact.save(model, tmp_path / "gemma")
+    saving.save(model, tmp_path / "gemma")
     traces.clear()
     assert artifact.load(tmp_path / "gemma").config.rope_parameters == config.rope_parameters
     assert not traces
@@ -249,7 +249,7 @@ def test_later_changes_of_attributes_are_noticed(path, traces):
 def test_a_model_that_was_changed_before_it_was_saved_keeps_no_graphs(saved, tmp_path):
     loaded = artifact.load(saved, model=Net())
     loaded.blocks[1].scale = 4.0
-    assert not (artifact.save(loaded, tmp_path / "net") / "graphs.json").exists()
+    assert not (saving.save(loaded, tmp_path / "net") / "graphs.json").exists()
 
 
 class OfTwoKinds(nn.Module):
@@ -277,7 +277,7 @@ class OfTwoKinds(nn.Module):
 def test_tensors_of_another_kind(tmp_path, traces, change, dtype, keeps):
     x = torch.randn(4, 8)
     fused = change(ModelConverter(select="all").convert_model(OfTwoKinds().eval(), example_inputs=x))
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     assert (path / "graphs.json").exists() == keeps
     traces.clear()
     model = OfTwoKinds(dtype).eval()
@@ -302,7 +302,7 @@ class OfElements(nn.Module):
 @pytest.mark.parametrize("factor", [2.0, 1.0])
 def test_elements_of_attributes(tmp_path, traces, factor):
     x = torch.randn(4, 8)
-    path = artifact.save(ModelConverter(select="all").convert_model(OfElements(), example_inputs=x), tmp_path / "net")
+    path = saving.save(ModelConverter(select="all").convert_model(OfElements(), example_inputs=x), tmp_path / "net")
     assert (path / "graphs.json").exists()
     traces.clear()
     model = OfElements(factor)
@@ -351,7 +351,7 @@ class OfOneName(nn.Module):
 def test_graphs_that_cannot_be_known_again_are_not_kept(tmp_path, traces, kind):
     x = torch.randn(3, 8)
     model = ModelConverter(select="all").convert_model(kind().eval(), example_inputs=x)
-    path = artifact.save(model, tmp_path / "net")
+    path = saving.save(model, tmp_path / "net")
     assert not (path / "graphs.json").exists()
     traces.clear()
     torch.testing.assert_close(outputs(artifact.load(path, model=kind()), x), outputs(model, x))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kfconvert.artifact import files as artifact
+from kfconvert.artifact import saving
 from kfconvert.converter import ModelConverter
 
 
@@ -67,7 +68,7 @@ HOLDERS = {
 def saved(model, tmp_path):
     x = torch.randn(4, 8)
     fused = ModelConverter(select="all", effort="fast").convert_model(model.eval(), example_inputs=x)
-    return artifact.save(fused, tmp_path / "net"), x
+    return saving.save(fused, tmp_path / "net"), x
 
 
 def assert_loads_as(model, path, x):

@@ -56,6 +56,11 @@ def test_both_libraries_read_what_was_saved(options, fused, tmp_path):
     assert_reads(tmp_path / "out", fused)
 
 
+def test_a_model_without_another_reference(fused, tmp_path):
+    copy.deepcopy(fused).save_pretrained(tmp_path)
+    assert_reads(tmp_path, fused)
+
+
 def test_copies_save_themselves(fused, tmp_path):
     copied = copy.deepcopy(fused)
     with torch.no_grad():

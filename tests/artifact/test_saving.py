@@ -13,7 +13,8 @@ from torch import nn
 import kfconvert
 from kfconvert import folders
 from kfconvert.artifact import files as artifact
-from kfconvert.artifact.files import ArtifactError
+from kfconvert.artifact import saving
+from kfconvert.artifact.errors import ArtifactError
 from kfconvert.converter import ModelConverter
 
 FILES = ["graphs.json", "kfconvert.json", "model.safetensors", "report.html"]
@@ -76,7 +77,7 @@ ODD_STATES = {
 @pytest.mark.parametrize("kind", ODD_STATES)
 def test_states_of_other_kinds_are_refused_before_anything_is_written(original, tmp_path, kind):
     model = converted(original, input_shape=BATCH)
-    path = artifact.save(model, tmp_path / "net")
+    path = saving.save(model, tmp_path / "net")
     before = contents(path)
     odd = ODD_STATES[kind](original.head.weight.detach())
     if isinstance(odd, nn.Parameter):
@@ -84,41 +85,41 @@ def test_states_of_other_kinds_are_refused_before_anything_is_written(original, 
     else:
         model.register_buffer("odd", odd)
     with pytest.raises(ArtifactError, match=f"the state '(head.weight|odd)' .*{kind.rstrip(', ')}") as caught:
-        artifact.save(model, path)
+        saving.save(model, path)
     assert "\n" not in str(caught.value)
     with pytest.raises(ArtifactError):
-        artifact.save(model, tmp_path / "new" / "other")
+        saving.save(model, tmp_path / "new" / "other")
     assert contents(path) == before and os.listdir(tmp_path) == ["net"]
 
 
 def test_a_name_that_the_format_of_the_weights_keeps_for_itself(original, tmp_path):
     """safetensors writes such a tensor without a word, and cannot read the file."""
     model = converted(original, input_shape=BATCH)
-    path = artifact.save(model, tmp_path / "net")
+    path = saving.save(model, tmp_path / "net")
     before = contents(path)
     model.register_parameter("__metadata__", nn.Parameter(torch.zeros(2)))
     with pytest.raises(ArtifactError, match="the state '__metadata__' has a name that safetensors reserves"):
-        artifact.save(model, path)
+        saving.save(model, path)
     assert contents(path) == before
 
 
 def test_lazily_conjugated_tensors_are_stored_as_they_are(original, tmp_path):
     model = converted(original, input_shape=BATCH)
     model.register_buffer("phase", torch.tensor([1 + 2j]).conj())
-    artifact.save(model, tmp_path / "net")
+    saving.save(model, tmp_path / "net")
     assert torch.equal(load_file(tmp_path / "net" / "model.safetensors")["phase"], torch.tensor([1 - 2j]))
 
 
 def test_a_recipe_that_is_no_json_is_one_line(fused, tmp_path):
     for recipe in ({"kind": float("inf")}, {"kind": object()}, {"kind": {1: {2}}}):
         with pytest.raises(ArtifactError, match="cannot write .*not JSON") as caught:
-            artifact.save(fused, tmp_path / "net", source=recipe)
+            saving.save(fused, tmp_path / "net", source=recipe)
         assert "\n" not in str(caught.value) and os.listdir(tmp_path) == []
 
 
 def test_at_every_moment_of_a_save_the_old_or_the_new_is_there(fused, original, tmp_path, monkeypatch):
     """As copied before each change of a name, where a kill or a failing machine would leave it."""
-    path, moments = artifact.save(fused, tmp_path / "net"), []
+    path, moments = saving.save(fused, tmp_path / "net"), []
     copying = False
 
     def noting(call):
@@ -137,12 +138,12 @@ def test_at_every_moment_of_a_save_the_old_or_the_new_is_there(fused, original, 
     with monkeypatch.context() as patch:
         for name in ("mkdir", "rename", "replace", "rmdir"):
             patch.setattr(os, name, noting(getattr(os, name)))
-        artifact.save(changed, path)
+        saving.save(changed, path)
     assert len(moments) >= 5
     scales = []
     for copy in moments:
         scales.append(artifact.load(copy, model=SmallNet).scale.item())
-        artifact.save(fused, copy)
+        saving.save(fused, copy)
         assert sorted(os.listdir(copy)) == FILES
     first = scales.index(3.0)
     assert scales == [2.0] * first + [3.0] * (len(moments) - first) and 0 < first < len(moments)
@@ -150,7 +151,7 @@ def test_at_every_moment_of_a_save_the_old_or_the_new_is_there(fused, original, 
 
 def test_saves_and_loads_at_the_same_time_all_succeed(fused, tmp_path):
     """Of threads here and of processes: a load between finds one of them whole, by its checksums."""
-    path = artifact.save(fused, tmp_path / "net")
+    path = saving.save(fused, tmp_path / "net")
     failures: list[BaseException] = []
 
     def attempt(action) -> None:
@@ -160,7 +161,7 @@ def test_saves_and_loads_at_the_same_time_all_succeed(fused, tmp_path):
         except BaseException as error:
             failures.append(error)
 
-    actions = [lambda: artifact.save(fused, path)] * 4 + [lambda: artifact.read_record(path)] * 2
+    actions = [lambda: saving.save(fused, path)] * 4 + [lambda: artifact.read_record(path)] * 2
     threads = [threading.Thread(target=attempt, args=(action,)) for action in actions]
     for thread in threads:
         thread.start()
@@ -190,11 +191,11 @@ def test_saving_into_the_working_directory_keeps_it(fused, tmp_path, monkeypatch
     (tmp_path / "net").mkdir()
     monkeypatch.chdir(tmp_path / "net")
     for _ in range(2):
-        artifact.save(fused, ".")
+        saving.save(fused, ".")
         assert sorted(os.listdir(".")) == FILES
         artifact.load(".", model=SmallNet)
     (tmp_path / "net" / ".kfconvert-0.partial").mkdir()  # of a save that was killed: no reason to refuse the folder
-    artifact.save(fused, ".")
+    saving.save(fused, ".")
 
 
 def test_what_stands_in_the_place_of_a_save_is_left_alone(fused, tmp_path):

@@ -11,10 +11,11 @@ from support.devices import DEVICES
 from support.selection import exhaustive
 
 import kfconvert.artifact.replay
-import kfconvert.converter
+import kfconvert.conversion.pipeline
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
-from kfconvert.artifact.files import ArtifactError
+from kfconvert.artifact import saving
+from kfconvert.artifact.errors import ArtifactError
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import UnstorableCache, build, described, made_kind, stored_kind, taken_apart
 
@@ -34,7 +35,7 @@ IDS = torch.arange(3, 15).reshape(2, 6)
 @pytest.fixture(autouse=True)
 def steps_on_the_cpu(monkeypatch):
     """As on a GPU, but for the recordings."""
-    for module in (kfconvert.converter, kfconvert.artifact.replay):
+    for module in (kfconvert.conversion.pipeline, kfconvert.artifact.replay):
         monkeypatch.setattr(module, "can_record", lambda device: True)
 
 
@@ -57,7 +58,7 @@ def test_a_model_that_generates_is_not_traced(tmp_path, traces, family, device):
     fused, ids = converted(family, device), IDS.to(device)
     assert fused.kfconvert_info()["generates"]
     hits = fused.kfconvert_info()["guard"]["hits"]
-    path = artifact.save(fused, tmp_path / "saved")
+    path = saving.save(fused, tmp_path / "saved")
     traces.clear()
     loaded = artifact.load(path)
     assert not traces
@@ -176,8 +177,8 @@ HARM = {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kfconvert.converter, "can_record", lambda device: True)
-        return artifact.save(converted("mistral"), tmp_path_factory.mktemp("saved") / "mistral")
+        patched.setattr(kfconvert.conversion.pipeline, "can_record", lambda device: True)
+        return saving.save(converted("mistral"), tmp_path_factory.mktemp("saved") / "mistral")
 
 
 @pytest.mark.parametrize("harm", HARM.values(), ids=HARM)

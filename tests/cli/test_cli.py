@@ -11,9 +11,10 @@ import torch
 
 from kfconvert import load, unregister_pattern
 from kfconvert.artifact import files as artifact
+from kfconvert.artifact import saving
 from kfconvert.cli import command as cli
 from kfconvert.cli import jobs, options
-from kfconvert.conversion import steps as conversion
+from kfconvert.conversion import timing as conversion
 from kfconvert.profiling import compare_timings
 from kfconvert.zoo import hub
 from kfconvert.zoo.architectures import ARCHITECTURES
@@ -370,7 +371,7 @@ def test_a_save_that_fails_leaves_nothing_and_loses_no_report(capsys, workplace,
     def cut_short(*args, **kwargs):
         raise failure
 
-    monkeypatch.setattr(artifact, "save_file", cut_short)
+    monkeypatch.setattr(saving, "save_file", cut_short)
     assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
     out = one_error(capsys, told)
     assert leftovers(workplace) == [] and ("accuracy" in out) == (told != "interrupted")

@@ -113,55 +113,6 @@ def test_a_model_that_is_loaded_in_train_mode(tmp_path):
     assert_same(model, fused)
 
 
-class Parametrized(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
-        self.last = nn.Linear(16, 16)  # which is fused, unlike the other
-
-    def forward(self, x):
-        return nn.functional.gelu(self.last(nn.functional.gelu(self.linear(x))))
-
-
-def write_the_original(model):
-    with torch.no_grad():
-        model.linear.parametrizations.weight.original1.fill_(0.25)
-
-
-@pytest.mark.parametrize("loaded", [False, True], ids=["converted", "loaded"])
-def test_weights_that_are_kept_around_a_conversion(loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr("kfconvert.artifact.files.stored_graphs", lambda *_: None)  # so that it is traced again
-    model = Parametrized().eval()
-    with parametrize.cached():
-        kept = model.linear.weight
-        fused = convert(copy.deepcopy(model))
-        if loaded:
-            kfconvert.save(fused, tmp_path / "artifact")
-            made = Parametrized()
-            made(X)  # whose weight is kept before it is filled
-            fused = kfconvert.load(tmp_path / "artifact", made)
-        assert model.linear.weight is kept
-        with parametrize.cached():
-            pass
-        assert model.linear.weight is kept
-    assert model.linear.weight is not kept
-    for each in (model, fused):
-        write_the_original(each)
-    assert_same(model, fused)
-    assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
-
-
-def test_weights_that_are_kept_while_models_are_compared():
-    model = Parametrized().eval()
-    fused = convert(copy.deepcopy(model))
-    with parametrize.cached():
-        assert torch.equal(model(X), fused(X))
-        for each in (model, fused):
-            write_the_original(each)
-        accurate = kfconvert.validate_optimization(model, fused, X, 1e-4)
-    assert accurate.passed, str(accurate)
-
-
 class Rounding(TorchFunctionMode):
     """As one that simulates low precision."""
 
@@ -176,6 +127,11 @@ def test_within_a_mode_of_functions_nothing_is_converted_or_loaded(tmp_path):
     for call in (lambda: convert(model), lambda: kfconvert.load(tmp_path / "artifact", WithoutEval())):
         with Rounding(), pytest.raises(ConversionError, match="^exit the Rounding first"):
             call()
+
+
+def test_within_cached_parametrizations_nothing_is_converted():
+    with parametrize.cached(), pytest.raises(ConversionError, match=r"^exit the parametrize.cached\(\) first"):
+        convert(WithoutEval())
 
 
 def test_a_default_device_around_a_conversion_is_none_of_these():

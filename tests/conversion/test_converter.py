@@ -299,7 +299,7 @@ def test_a_model_that_got_slower_is_given_back_unconverted(monkeypatch):
             times["converted"] = [2.0] * 50
         return Comparison(times)
 
-    monkeypatch.setattr("kfconvert.conversion.steps.compare_timings", slower)
+    monkeypatch.setattr("kfconvert.conversion.timing.compare_timings", slower)
     monkeypatch.setattr("kfconvert.conversion.selector.compare_timings", slower)
     converter = ModelConverter()
     with pytest.warns(UserWarning, match="slower as a whole: 2.00 x slower") as caught:

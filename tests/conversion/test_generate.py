@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 
-import kfconvert.converter
+import kfconvert.conversion.pipeline
 from kfconvert import ModelConverter
 from kfconvert.generation import decoding
 
@@ -58,7 +58,7 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def steps_on_the_cpu(monkeypatch):
     """As on a GPU, but for the recordings."""
-    monkeypatch.setattr(kfconvert.converter, "can_record", lambda device: True)
+    monkeypatch.setattr(kfconvert.conversion.pipeline, "can_record", lambda device: True)
 
 
 _pairs = {}
@@ -110,7 +110,7 @@ def test_the_tokens_are_those_of_the_original(device, family, arguments):
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_fast_captures_what_continues_a_prompt(monkeypatch, family, recorded):
-    monkeypatch.setattr(kfconvert.converter, "can_record", lambda device: recorded)
+    monkeypatch.setattr(kfconvert.conversion.pipeline, "can_record", lambda device: recorded)
     torch.manual_seed(0)
     model = FAMILIES[family]().double().eval()
     converter = ModelConverter(select="all", new_tokens=0, effort="fast")

@@ -32,6 +32,9 @@ class Coder(nn.Module):
     def weights(self):
         return [self.encoder[0].weight]
 
+    def layers(self):
+        yield from self.encoder
+
     def forward(self, x):
         return self.decode(self.encode(x))
 
@@ -154,7 +157,8 @@ def test_features_of_images_and_texts():
         ({"forward": torch.zeros(1)}, "'forward' is not a public method"),
         ([("decode", torch.zeros(1))], "example_calls must be a dict of method names and inputs"),
         ({"decode": torch.zeros(1, 3)}, r"Coder.decode does not accept float32\[1, 3\]"),
-        ({"named_modules": ()}, "Coder.named_modules returns an iterator"),
+        ({"half": ()}, "'half' is not a public method of Coder other than forward and those of nn.Module"),
+        ({"layers": ()}, "Coder.layers returns an iterator"),
     ],
 )
 def test_wrong_example_calls_are_one_clear_line(calls, message):

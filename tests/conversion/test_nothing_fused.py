@@ -10,7 +10,7 @@ from support.small_models import bert, guard
 from torch import nn
 
 import kfconvert
-import kfconvert.converter
+import kfconvert.conversion.pipeline
 from kfconvert import ArtifactError, ModelConverter
 from kfconvert.artifact import replay
 from kfconvert.conversion import steps
@@ -70,7 +70,7 @@ def with_times(monkeypatch, converted=1.0):
 @pytest.fixture
 def recordable(monkeypatch):
     """As on a GPU, but for the recordings."""
-    monkeypatch.setattr(kfconvert.converter, "can_record", lambda device: True)
+    monkeypatch.setattr(kfconvert.conversion.pipeline, "can_record", lambda device: True)
     monkeypatch.setattr(steps, "can_record", lambda device: True)
     monkeypatch.setattr(replay, "can_record", lambda device: True)
 

@@ -82,17 +82,10 @@ def test_backward_where_parametrized_weights_are_kept():
     x = torch.randn(2, 8)
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
     model = nn.Sequential(normed, nn.GELU(), nn.Linear(8, 8), nn.GELU()).eval()  # the second linear is fused
-    both = model, ModelConverter(select="all").convert_model(model, example_inputs=x)
-    for each in both:
-        loss = each(x).square().sum()
-        with parametrize.cached(), torch.no_grad():
-            kept = each[0].weight  # without a graph
-            with torch.enable_grad():
-                loss.backward()
-            assert each[0].weight is kept
-    for one, other in zip(both[1].parameters(), both[0].parameters()):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
-    assert both[1].kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    loss = fused(x).square().sum()
+    with parametrize.cached(), pytest.raises(RuntimeError, match="between forward and backward"):
+        loss.backward()
 
 
 CHANGES = {

@@ -17,7 +17,7 @@ from support import small_models, stateful_models
 from torch import nn
 
 import kfconvert
-import kfconvert.converter
+import kfconvert.conversion.pipeline
 from kfconvert.runtime import guarded_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -218,7 +218,9 @@ def test_a_model_that_could_not_be_converted_is_gone(failure, inplace, no_collec
 
 
 def test_a_model_that_has_generated_is_gone(no_collector, monkeypatch):
-    monkeypatch.setattr(kfconvert.converter, "can_record", lambda device: True)  # as on a GPU, but for the recordings
+    monkeypatch.setattr(
+        kfconvert.conversion.pipeline, "can_record", lambda device: True
+    )  # as on a GPU, but for the recordings
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 60}
     config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, pad_token_id=0)
     ids = torch.randint(3, 60, (2, 6))

@@ -17,7 +17,7 @@ from support.state_changes import assert_close
 from torch import nn
 
 import kfconvert
-from kfconvert.conversion.steps import Timings
+from kfconvert.conversion.timing import Timings
 from kfconvert.profiling.comparison import Comparison
 from kfconvert.runtime import merge, separate, uninstall, whole
 
@@ -250,7 +250,7 @@ def test_the_model_that_was_passed_in_is_not_touched():
 
 def test_a_model_that_is_given_back_has_its_weights_as_they_were(monkeypatch):
     slower = Timings(Comparison({"original": [1.0] * 9, "converted": [2.0] * 9}), [])
-    monkeypatch.setattr("kfconvert.converter.time", lambda *arguments: slower)
+    monkeypatch.setattr("kfconvert.conversion.pipeline.time", lambda *arguments: slower)
     converter, model = kfconvert.ModelConverter(), projections()
     wanted = model(x())
     fused = converter.convert_model(model, example_inputs=x(), inplace=True)

@@ -51,7 +51,7 @@ class Pair:
         example = call_arguments(description, model_inputs(description))
         before = copy.deepcopy(example)
         converter = ModelConverter(select="all")
-        with patch("kfconvert.converter.time", lambda *_: None):  # no assertion here is about speed
+        with patch("kfconvert.conversion.pipeline.time", lambda *_: None):  # no assertion here is about speed
             try:
                 self.converted = converter.convert_model(self.original, example_inputs=example)
             except ConversionError as error:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ...inputs import MAX_SPELLINGS
-from ...process import parametrizations_computed
 from ..recording.program import UnfitTensors
 from ..recording.program_errors import leave_to_original
 from ..recording.variant import Variant
@@ -123,8 +122,7 @@ class GradientCall:
 
     @contextmanager
     def _as_in_forward(self) -> Iterator[None]:
-        """Context manager for a backward pass that restores the modes of the forward pass: eval mode, without autocast
-        or ``parametrize.cached()``.
+        """Context manager for a backward pass that restores the modes of the forward pass: eval mode, without autocast.
 
         Raises:
             RuntimeError: another change would lead to different gradients.
@@ -132,7 +130,6 @@ class GradientCall:
         training = [module for module in self._model.modules() if module.training]
         devices = {parameter.device.type for parameter in self._parameters} or {"cpu"}
         with ExitStack() as stack:
-            stack.enter_context(parametrizations_computed())
             for device in devices:
                 stack.enter_context(torch.autocast(device, enabled=False))
             try:

@@ -1,0 +1,222 @@
+"""Saves a converted model as an artifact. See ``artifact.files`` for its files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .. import folders
+from ..json_values import json_ready
+from ..own_patterns import PatternError, functions_in
+from ..process import one_at_a_time
+from ..region import Region
+from ..runtime import guarded_forward
+from ..version import __version__
+from . import record as record_file
+from .companions import COMPANIONS, is_of_diffusers, is_of_transformers, write_companions
+from .errors import ArtifactError, printable, why
+from .graphs import stored_graphs
+from .record import RecordError
+from .report_file import report_of
+from .schema import (
+    BUFFERS_FILE,
+    FORMAT,
+    GRAPHS_FILE,
+    RECORD_FILE,
+    REPORT_FILE,
+    WEIGHTS_FILE,
+)
+from .weights import checked_state, other_buffers, state_metadata, storable
+
+
+def check_target(path: str | os.PathLike) -> None:
+    """Raises ArtifactError if ``save`` would refuse ``path``: it contains something else, or cannot be read."""
+    folder = folders.expanded(path)
+    try:
+        _check_target(folder)
+    except (OSError, ValueError, RuntimeError) as error:  # an invalid name is a ValueError, a link loop a RuntimeError
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(f"cannot write {printable(folder)}: {why(error)}") from error
+
+
+def _check_target(folder: Path) -> None:
+    folder.resolve()
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is a file, not a folder")
+    names = folders.names(folder)
+    if names and RECORD_FILE not in names:
+        raise ArtifactError(f"{folder} is not empty and not a kfconvert artifact: it is not replaced")
+    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, GRAPHS_FILE, REPORT_FILE} - COMPANIONS)
+    if others:
+        raise ArtifactError(f"{folder} contains {others[0]}, which is not part of the artifact: it is not replaced")
+
+
+def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | None = None) -> Path:
+    """Write the converted ``model`` to the folder ``path`` and return it.
+
+    The weights file contains the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it.
+    Buffers outside of the state dict, such as position tables, are in a separate file.
+    For a Hugging Face model, the folder also contains its configuration and the files of its tokenizer or processor,
+    so that ``from_pretrained`` reads it. ``report.html`` shows what was converted.
+    An existing artifact is replaced once the new one is complete; after any error it is unchanged. The folder
+    itself remains, and concurrent saves all succeed.
+
+    Args:
+        source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. By default, the recipe is
+            the configuration of a model of transformers or diffusers. For other models, and for models that were
+            modified after construction, ``load`` needs ``model=``.
+
+    Raises:
+        ArtifactError: ``model`` is not a converted model, its state contains other objects than plain tensors, or it
+            runs a user's function without an importable name. Also if ``path`` contains something else, or the disk is
+            full, read-only or not permitted.
+    """
+    target = folders.expanded(path)
+    check_target(target)
+    with one_at_a_time():  # an export replaces the tensors meanwhile
+        state = checked_state(model)
+        tensors, record = storable(state), record_of(model, state, source)
+        write_told = telling(model, record, tensors.keys())
+    before = _files_of(target)
+    try:
+        with folders.replacing(target) as folder:
+            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+            write_companions(model, folder)
+            write_told(folder, {})
+        _remove_stale(target, before)
+    except (OSError, SafetensorError, RecordError) as error:
+        raise ArtifactError(f"cannot write {target}: {why(error)}") from error
+    return target
+
+
+def telling(
+    model: nn.Module, record: dict[str, Any], stored: Collection[str]
+) -> Callable[[Path, Mapping[str, Any]], None]:
+    """Returns a function that writes all files for ``load`` except the tensors ``stored``, and the report: other
+    buffers, graphs, and last the ``record``, with checksums of the files there and of the given others."""
+    buffers = other_buffers(model, stored)
+    graphs = stored_graphs(model, record["device"], _calls(model), _generation(model), _parts(model))
+
+    def write(folder: Path, others: Mapping[str, Any]) -> None:
+        if buffers:
+            save_file(buffers, folder / BUFFERS_FILE, metadata={"format": "pt"})
+        if graphs is not None:
+            (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
+        (folder / REPORT_FILE).write_text(report_of(record))
+        (folder / RECORD_FILE).write_text(record_file.sealed(record, folder, others))
+        # safetensors creates files that only their owner may read; use the folder's permissions instead.
+        for file in folder.iterdir():
+            file.chmod((folder / RECORD_FILE).stat().st_mode)
+
+    return write
+
+
+def _files_of(folder: Path) -> dict[str, Any]:
+    """Returns the checksums of the files of the artifact in ``folder``, by name; empty if it is not readable."""
+    try:
+        return record_file.read(folders.newest(folder, RECORD_FILE)).get("files", {})
+    except (OSError, RecordError):
+        return {}
+
+
+def _remove_stale(folder: Path, before: dict[str, Any]) -> None:
+    """Remove unmodified files of the previous artifact, in ``before``, that are not part of the current artifact, such
+    as a tokenizer."""
+    with folders.writing(folder):
+        for name in (before.keys() & (COMPANIONS | {BUFFERS_FILE, GRAPHS_FILE})) - _files_of(folder).keys():
+            with contextlib.suppress(FileNotFoundError, RecordError):
+                if record_file.checksum(folder / name) == before[name]:
+                    (folder / name).unlink()
+
+
+def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the content of ``kfconvert.json`` for the converted ``model`` with this ``state`` dict, except for the
+    files; raises like ``save``."""
+    if not hasattr(model, "kfconvert_info"):
+        raise ArtifactError(f"this {type(model).__name__} is not a converted model")
+    info: Any = model.kfconvert_info
+    sample = next((t for t in model.parameters() if t.is_floating_point()), None)
+    statistics = json_ready({key: value for key, value in info().items() if key != "guard"})
+    try:
+        for own in statistics.get("own_patterns", ()):
+            functions_in(own)
+    except PatternError as error:
+        raise ArtifactError(f"this {type(model).__name__} cannot be saved: {error}") from error
+    return {
+        "format": FORMAT,
+        "versions": {
+            "kfconvert": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "device": str(sample.device) if sample is not None else "cpu",
+        "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
+        "recipe": source or _recipe(model),
+        "calls": [_example(region, "the model") for region in _calls(model)],
+        "parts": [
+            {"modules": paths, "call": _example(region, paths[0]), "free": region.guard.free}
+            for region, paths in _parts(model)
+        ],
+        "statistics": statistics,
+        "state_metadata": state_metadata(state),
+    }
+
+
+def _recipe(model: nn.Module) -> dict[str, Any] | None:
+    """Returns how ``load`` builds such a model; None if unknown, for example after its forward was patched."""
+    if not (is_of_transformers(model) or is_of_diffusers(model)):
+        return None
+    from .. import zoo
+
+    for module in model.modules():
+        guarded = guarded_forward(module)
+        if (vars(module).get("forward") if guarded is None else guarded.own_forward) is not None:
+            return None
+    return zoo.described(model)
+
+
+def _calls(model: nn.Module) -> list[Region]:
+    """Returns the region of each converted call form; empty if nothing was fused. Calls that ``generate`` makes are
+    excluded: if their graphs cannot be stored, ``load`` captures them again."""
+    regions = _forms(model)
+    return regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
+
+
+def _generation(model: nn.Module) -> list[Region]:
+    """Returns the regions of the calls that ``generate`` makes."""
+    return [region for region in _forms(model)[1:] if region.call.form.caches]
+
+
+def _forms(model: nn.Module) -> list[Region]:
+    guarded = guarded_forward(model)
+    return guarded.regions if guarded else []
+
+
+def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
+    """Returns the regions of the separately captured submodules, each with the paths of its modules."""
+    parts: dict[int, tuple[Region, list[str]]] = {}
+    for path, module in model.named_modules():
+        guarded = guarded_forward(module) if path else None
+        for region in guarded.regions if guarded else ():
+            parts.setdefault(id(region), (region, []))[1].append(path)
+    return list(parts.values())
+
+
+def _example(region: Region, owner: str) -> Any:
+    if region.example is None:
+        raise ArtifactError(f"the example inputs of {owner} contain a value that JSON cannot represent")
+    return region.example
