@@ -20,7 +20,7 @@ from kfconvert.artifact import record as record_file
 from kfconvert.artifact import saving
 from kfconvert.artifact.errors import ArtifactError
 from kfconvert.artifact.schema import FORMAT
-from kfconvert.conversion import steps as conversion
+from kfconvert.conversion import timing as conversion
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import spec as input_spec
 from kfconvert.json_values import json_ready

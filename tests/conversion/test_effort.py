@@ -15,7 +15,7 @@ from torch import nn
 
 from kfconvert import ConversionError, ModelConverter, auto_convert_model
 from kfconvert.capture import captured
-from kfconvert.conversion import EFFORTS, selector, steps
+from kfconvert.conversion import EFFORTS, selector, timing
 from kfconvert.conversion import effort as effort_of
 from kfconvert.profiling import compare_timings
 
@@ -70,7 +70,7 @@ def test_fast_measures_for_a_quarter_of_the_time(monkeypatch):
         return compare_timings(alike, device, budget_s=0.0, **kwargs)
 
     monkeypatch.setattr(selector, "compare_timings", watched)
-    monkeypatch.setattr(steps, "compare_timings", watched)
+    monkeypatch.setattr(timing, "compare_timings", watched)
     spent = {}
     for effort in ("full", "fast"):
         budgets.clear()

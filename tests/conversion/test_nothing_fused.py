@@ -13,7 +13,6 @@ import kfconvert
 import kfconvert.conversion.pipeline
 from kfconvert import ArtifactError, ModelConverter
 from kfconvert.artifact import replay
-from kfconvert.conversion import steps
 from kfconvert.profiling import Comparison
 from kfconvert.report import prometheus_text
 from kfconvert.runtime import guarded_forward
@@ -63,7 +62,7 @@ def with_times(monkeypatch, converted=1.0):
         known = {"original": 1.0, "converted": converted}
         return Comparison({name: [known.get(name, 2.0)] * 20 for name in candidates})
 
-    for module in ("selector", "steps"):
+    for module in ("selector", "timing"):
         monkeypatch.setattr(f"kfconvert.conversion.{module}.compare_timings", compare)
 
 
@@ -71,7 +70,6 @@ def with_times(monkeypatch, converted=1.0):
 def recordable(monkeypatch):
     """As on a GPU, but for the recordings."""
     monkeypatch.setattr(kfconvert.conversion.pipeline, "can_record", lambda device: True)
-    monkeypatch.setattr(steps, "can_record", lambda device: True)
     monkeypatch.setattr(replay, "can_record", lambda device: True)
 
 

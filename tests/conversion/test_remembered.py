@@ -12,7 +12,7 @@ from torch import nn
 
 from kfconvert import ModelConverter
 from kfconvert import converter as converter_module
-from kfconvert.conversion import remembered, selector, steps, trials
+from kfconvert.conversion import remembered, selector, timing, trials
 from kfconvert.conversion.remembered import Remembered
 from kfconvert.profiling import Comparison
 
@@ -32,7 +32,7 @@ def timed(monkeypatch):
     """The names of the candidates of each comparison within a selection; whole models take the same."""
     compared, compare = [], selector.compare_timings
     equal = lambda candidates, *args, **kwargs: Comparison({name: [1.0] * 9 for name in candidates})  # noqa: E731
-    monkeypatch.setattr(steps, "compare_timings", equal)
+    monkeypatch.setattr(timing, "compare_timings", equal)
 
     def watched(candidates, *args, **kwargs):
         compared.append(list(candidates))

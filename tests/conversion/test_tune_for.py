@@ -10,7 +10,7 @@ from torch import nn
 
 import kfconvert
 from kfconvert import ConversionError, ModelConverter, Weighted, auto_convert_model
-from kfconvert.conversion import selector, steps, trials
+from kfconvert.conversion import selector, timing, trials
 from kfconvert.profiling import Comparison
 from kfconvert.report import render
 
@@ -44,7 +44,7 @@ def times(monkeypatch):
         return Comparison({name: [1.0] * 9 for name in candidates})
 
     monkeypatch.setattr(selector, "compare_timings", measured)
-    monkeypatch.setattr(steps, "compare_timings", equal)
+    monkeypatch.setattr(timing, "compare_timings", equal)
 
 
 def statistics(model, **options):
@@ -149,7 +149,7 @@ def test_the_whole_is_given_back_where_it_is_slower_for_all_together(monkeypatch
     def measured(candidates, *args, **kwargs):
         return Comparison({name: next(times[name]) for name in candidates})
 
-    monkeypatch.setattr(steps, "compare_timings", measured)
+    monkeypatch.setattr(timing, "compare_timings", measured)
     for after, reverted in (([1.0, 8.0, 14.0], False), ([1.0, 8.0, 16.0], True)):  # of the example, and of both
         times = {"original": iter([[9.0] * 9, [9.0] * 9, [14.0] * 9]), "converted": iter([[ms] * 9 for ms in after])}
         converter = ModelConverter()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kfconvert import extension, levels, zoo
-from kfconvert.conversion import steps
+from kfconvert.conversion import timing
 from kfconvert.levels import definition, measuring
 from kfconvert.profiling import compare_timings, measurement
 
@@ -30,7 +30,7 @@ def short(monkeypatch):
     monkeypatch.setattr(definition, "_no_code", lambda device: "not in this test")
     monkeypatch.setattr(measurement, "copy_bandwidth", lambda device: 10.0)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(steps, "compare_timings", lambda calls, device, **_: compare_timings(calls, device, 0.01, 2))
+    monkeypatch.setattr(timing, "compare_timings", lambda calls, device, **_: compare_timings(calls, device, 0.01, 2))
 
 
 @pytest.fixture
