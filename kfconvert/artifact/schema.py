@@ -107,7 +107,6 @@ class _Timing(_Part):
     q1_ms: float
     q3_ms: float
     rounds: int | None = Field(None, ge=0)
-    quantiles_ms: list[float] = Field([], max_length=1000)
 
 
 class _Speedup(_Part):

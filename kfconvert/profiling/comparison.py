@@ -23,8 +23,6 @@ STABLE_WITHIN = 1.1
 WARM_UP_CALLS = 30
 WARM_UP_SHARE = 0.25
 MAX_ROUNDS = 1000
-# Number of quantiles that describe the distribution of times.
-QUANTILES = 41
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +109,11 @@ class Comparison(Mapping[str, Timing]):
         return _speedup(self._samples[baseline or self.baseline], self._samples[name])
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns {"baseline", "timings": {name: ...}, "speedups": {name: ...}}, ready for JSON. Timings also have
-        ``quantiles_ms``, QUANTILES equidistant quantiles from the shortest to the longest time."""
+        """Returns {"baseline", "timings": {name: ...}, "speedups": {name: ...}}, ready for JSON."""
         others = [name for name in self if name != self.baseline]
-        quantiles = {name: _quantiles(times) for name, times in self._samples.items()}
         return {
             "baseline": self.baseline,
-            "timings": {name: {**timing.as_dict(), "quantiles_ms": quantiles[name]} for name, timing in self.items()},
+            "timings": {name: timing.as_dict() for name, timing in self.items()},
             "speedups": {name: self.speedup(name).as_dict() for name in others},
         }
 
@@ -226,14 +222,6 @@ def _speedup(baseline: list[float], candidate: list[float]) -> Speedup:
     ratios = sorted(base / own for base, own in zip(baseline, candidate, strict=True))
     q1, median, q3 = _quartiles(ratios)
     return Speedup(median, q1, q3, *median_interval(ratios))
-
-
-def _quantiles(values: list[float]) -> list[float]:
-    """QUANTILES quantiles of ``values`` in milliseconds, rounded to nanoseconds."""
-    if len(values) == 1:
-        return [round(values[0], 6)] * QUANTILES
-    inner = statistics.quantiles(values, n=QUANTILES - 1, method="inclusive")
-    return [round(value, 6) for value in (min(values), *inner, max(values))]
 
 
 def _quartiles(values: list[float]) -> tuple[float, float, float]:

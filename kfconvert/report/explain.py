@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from rich.text import Text
@@ -12,7 +12,7 @@ from rich.tree import Tree
 from torch import nn
 
 from ..graph import at
-from .words import plain_text
+from .words import plain_text, reason_kind
 
 NAMES_IN_FULL = 4  # names shown for modules with equal findings
 _WORTH_TELLING = 0.01  # smallest share of a forward's time that is shown
@@ -193,8 +193,7 @@ def _site(site: dict[str, Any], applied: str) -> _Finding:
         return _Finding(f"{site['pattern']}: {applied} ({site['strategy']})", _FUSED)
     reason = site["reason"] or "no reason given"
     # The numbers in a reason such as "not faster: kernel takes 11.5 us, ..." differ from site to site.
-    kind = re.sub(r"\d[\d.e+-]*", "#", f"{site['pattern']}: {reason.split(':')[0]}")
-    return _Finding(f"{site['pattern']}: not fused, {reason}", _REJECTED, kind)
+    return _Finding(f"{site['pattern']}: not fused, {reason}", _REJECTED, f"{site['pattern']}: {reason_kind(reason)}")
 
 
 def _add_regions(root: _Module, regions: list[dict[str, Any]]) -> None:
@@ -215,7 +214,8 @@ def _add_regions(root: _Module, regions: list[dict[str, Any]]) -> None:
 
 
 def _grow(tree: Tree, rows: list[_Row]) -> None:
-    for alike in _runs(rows):
+    for _, neighbours in groupby(rows, key=lambda row: row.signature(row.path)):
+        alike = list(neighbours)
         row = alike[0]
         label = Text(", ".join(each.name for each in alike) if len(alike) <= NAMES_IN_FULL else "")
         if len(alike) > NAMES_IN_FULL:
@@ -239,15 +239,3 @@ def _grow(tree: Tree, rows: list[_Row]) -> None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _runs(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Groups neighbours with equal findings."""
-    run: list[_Row] = []
-    for row in rows:
-        if run and run[-1].signature(run[-1].path) != row.signature(row.path):
-            yield run
-            run = []
-        run.append(row)
-    if run:
-        yield run

@@ -1,14 +1,14 @@
 """The report of a conversion as one HTML file that loads nothing and runs no code.
 
-The statistics may come from an untrusted artifact. The page escapes their texts, truncates long texts and lists, and
-replaces unprintable characters. Its content security policy forbids scripts and network access.
+The statistics may come from an untrusted artifact. The page escapes their texts, and replaces unprintable characters.
+Its content security policy forbids scripts and network access.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ import jinja2
 from markupsafe import Markup
 
 from ..version import __version__
-from .latency import chart
-from .module_times import MOST_SITES, ModuleTimes, module_times
+from .module_times import ModuleTimes, module_times
 from .table import (
     accuracy_line,
     captured_line,
+    fusions,
     generation_line,
     graphs_line,
     is_channels_last,
@@ -31,11 +31,8 @@ from .table import (
     speed_line,
     speedup_line,
 )
-from .words import bytes_text, error_text, reason_kind, share_text, time_text
+from .words import bytes_text, error_text, share_text, time_text
 
-MOST_CHARACTERS = 400  # of one text
-MOST_ROWS = 200  # of one table
-MOST_NAMES = 40  # of modules with one reason
 _NAMES = {"extension": "compiled kernels"}  # labels of statistics whose key is not readable
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -89,60 +86,47 @@ def _template(name: str) -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """The text for ``value`` in the page: at most MOST_CHARACTERS printable characters."""
+    """The text for ``value`` in the page, in printable characters."""
     if isinstance(value, Markup):  # from the template
         return value
-    text = str(value)
-    if len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS]} ..."
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 def _content(stats: dict[str, Any], name: str, weights: str) -> dict[str, Any]:
     timings, sites = stats.get("timings"), stats.get("sites") or []
-    environment, memory = stats.get("environment") or {}, stats.get("memory")
-    tree, tuned = module_times(sites), _cut(stats.get("tuned_for") or ())
+    environment, memory, accuracy = stats.get("environment") or {}, stats.get("memory"), stats.get("accuracy")
+    tree, rows = module_times(sites), fusions(sites)
+    rejected = [(row["pattern"], *each) for row in rows for each in row["reasons"].items()]
     return {
         "version": __version__,
         "title": name or stats.get("model") or "a model",
         "facts": _facts(stats, environment, name),
         "tiles": [_speed(stats), _fused(stats, tree), _accuracy(stats), *([_memory(memory)] if memory else [])],
         "notices": _notices(stats, environment, weights),
+        "times": timings["timings"] if timings else {},
+        "time_bars": _bars({n: 1e3 * each["median_ms"] for n, each in timings["timings"].items()}) if timings else [],
         "speedups": _speedups(stats),
         "generation_line": generation_line(stats),
         "graphs_line": graphs_line(stats),
-        "chart": chart(timings["timings"]) if timings else None,
-        "tuned": tuned._replace(rows=[(each, speed_line(each)) for each in tuned.rows]),
+        "tuned": [(each, speed_line(each)) for each in stats.get("tuned_for") or ()],
         "tree": tree,
-        "sites_left_out": max(0, len(sites) - MOST_SITES),
         "further": _further(stats),
-        "fusions": _cut(_by_pattern(sites)),
-        "rejected": _cut(_rejected(sites)),
-        "near_misses": _cut(stats.get("near_misses") or ()),
-        "accuracy": stats.get("accuracy"),
+        "fusions": rows,
+        "rejected": sorted(rejected, key=lambda group: -len(group[2])),
+        "near_misses": stats.get("near_misses") or (),
+        "accuracy": accuracy,
         "accuracy_line": accuracy_line(stats),
-        "outputs": _cut((stats.get("accuracy") or {}).get("outputs") or ()),
+        "outputs": (accuracy or {}).get("outputs") or (),
         "memory": memory,
         "memory_bars": _memory_bars(memory) if memory else (),
         "peak_bars": _peak_bars(memory["peak"]) if memory else (),
         "captured": captured_line(stats),
-        "calls": _cut([*served_lines(stats), *methods_lines(stats)]),
-        "not_captured": _cut(not_captured_lines(stats)),
-        "environment": _cut(_plain(environment)),
-        "options": _cut(_plain(stats.get("config") or {})),
-        "seconds": _cut(_bars({stage: seconds * 1e6 for stage, seconds in (stats.get("seconds") or {}).items()})),
+        "calls": [*served_lines(stats), *methods_lines(stats)],
+        "not_captured": not_captured_lines(stats),
+        "environment": _plain(environment),
+        "options": _plain(stats.get("config") or {}),
+        "seconds": _bars({stage: seconds * 1e6 for stage, seconds in (stats.get("seconds") or {}).items()}),
     }
-
-
-class _Cut(NamedTuple):
-    """The first MOST_ROWS items of a list, and the number of omitted ones."""
-
-    rows: list[Any]
-    hidden: int
-
-
-def _cut(values: Any) -> _Cut:
-    return _Cut(list(itertools.islice(values, MOST_ROWS)), max(0, len(values) - MOST_ROWS))
 
 
 def _facts(stats: dict[str, Any], environment: dict[str, Any], name: str) -> list[str]:
@@ -216,7 +200,7 @@ def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -
         left_out = stats["parts_left_out"]
         notices.append(("warn", f"The search for parts ran out of time and skipped {left_out} modules."))
     if stats.get("not_written"):
-        names = ", ".join(stats["not_written"][:MOST_NAMES])
+        names = ", ".join(stats["not_written"])
         notices.append(("warn", f"Fused calls do not set the attributes that the original forward sets: {names}."))
     return notices
 
@@ -235,28 +219,6 @@ def _further(stats: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _by_pattern(sites: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
-    """(pattern, sites found, sites applied), with the most applied pattern first."""
-    found = Counter(site["pattern"] for site in sites)
-    applied = Counter(site["pattern"] for site in sites if site["status"] == "applied")
-    return sorted(((name, found[name], applied[name]) for name in found), key=lambda row: (-row[2], -row[1], row[0]))
-
-
-def _rejected(sites: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The sites that were not fused, grouped by pattern and by reason without its numbers."""
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for site in sites:
-        if site["status"] == "applied":
-            continue
-        reason = site["reason"] or "no reason given"
-        first = {"pattern": site["pattern"], "reason": reason, "modules": [], "count": 0}
-        group = groups.setdefault((site["pattern"], reason_kind(reason)), first)
-        group["count"] += 1
-        if len(group["modules"]) < MOST_NAMES:
-            group["modules"].append(site["module"] or "the model itself")
-    return sorted(groups.values(), key=lambda group: -group["count"])
-
-
 def _memory_bars(memory: dict[str, Any]) -> list[Bar]:
     kept = {"weights": memory["weights"], "derived": memory["derived"] or 0}
     return _byte_bars(kept | ({"CUDA graphs": memory["recordings"]} if memory["recordings"] else {}))
@@ -267,17 +229,18 @@ def _peak_bars(peak: dict[str, Any]) -> list[Bar]:
 
 
 def _byte_bars(values: dict[str, int]) -> list[Bar]:
-    most = max(values.values(), default=0)
-    return [Bar(name, bytes_text(value), _percent(value, most)) for name, value in values.items()]
+    return [Bar(name, bytes_text(value), share) for (name, value), share in zip(values.items(), _shares(values))]
 
 
 def _bars(microseconds: dict[str, float]) -> list[Bar]:
-    most = max(microseconds.values(), default=0)
-    return [Bar(name, time_text(value), _percent(value, most)) for name, value in microseconds.items()]
+    shares = _shares(microseconds)
+    return [Bar(name, time_text(value), share) for (name, value), share in zip(microseconds.items(), shares)]
 
 
-def _percent(value: float, whole: float) -> float:
-    return min(100.0, max(0.0, 100 * value / whole)) if whole > 0 else 0.0
+def _shares(values: Mapping[str, float]) -> list[float]:
+    """Each value in percent of the largest."""
+    most = max(values.values(), default=0)
+    return [min(100.0, max(0.0, 100 * value / most)) if most > 0 else 0.0 for value in values.values()]
 
 
 def _plain(values: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -290,5 +253,5 @@ def _told(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(each[:MOST_CHARACTERS] for each in value[:MOST_NAMES] if isinstance(each, str)) or "none"
+        return ", ".join(each for each in value if isinstance(each, str)) or "none"
     return value

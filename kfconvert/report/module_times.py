@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# Limits for untrusted records: names are not split at further dots, and the tree only counts further sites.
-MOST_LEVELS = 16
-MOST_SITES = 2000
-
 
 @dataclass
 class ModuleTimes:
@@ -26,13 +22,10 @@ class ModuleTimes:
 
 
 def module_times(sites: list[dict[str, Any]]) -> ModuleTimes:
-    """Returns the tree of at most MOST_SITES ``sites`` of ``conversion_stats``.
-
-    A module that contains only one other module is merged with it.
-    """
+    """Returns the tree of ``sites`` of ``conversion_stats``. Modules that contain only one other are merged with it."""
     root, places = ModuleTimes(), dict[tuple[str, ...], ModuleTimes]()
-    for site in sites[:MOST_SITES]:
-        steps = site["module"].split(".", MOST_LEVELS - 1) if site["module"] else []
+    for site in sites:
+        steps = site["module"].split(".") if site["module"] else []
         way = [root]
         for depth, name in enumerate(steps, 1):
             key = tuple(steps[:depth])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 from rich import box
@@ -27,21 +29,22 @@ _CONDITIONS = {
     "torch": ("environment", "torch"),
     "kfconvert": ("environment", "kfconvert"),
 }
-_NUMBERS = {
-    "sites found": ("total_found",),
-    "sites fused": ("total_replaced",),
-    "original": ("timings", "timings", "original", "median_ms"),
-    "converted": ("timings", "timings", "converted", "median_ms"),
-    "speed-up": ("speedup_achieved",),
-    "tokens/s": ("generation", "converted", "tokens_per_s"),
-    "accurate": ("accuracy", "passed"),
-    "error": ("accuracy", "optimized_error", "max_rel"),
-    "weights": ("memory", "weights"),
-    "derived": ("memory", "derived"),
-    "CUDA graphs": ("memory", "recordings"),
-    "peak": ("memory", "peak", "converted"),
+# Numbers, with their path in the statistics and their text. The times are in milliseconds.
+_NUMBERS: dict[str, tuple[tuple[str, ...], Callable[[Any], str]]] = {
+    "sites found": (("total_found",), str),
+    "sites fused": (("total_replaced",), str),
+    "original": (("timings", "timings", "original", "median_ms"), lambda ms: time_text(1e3 * ms)),
+    "converted": (("timings", "timings", "converted", "median_ms"), lambda ms: time_text(1e3 * ms)),
+    "speed-up": (("speedup_achieved",), "{:.2f} x".format),
+    "tokens/s": (("generation", "converted", "tokens_per_s"), "{:.0f}".format),
+    "accurate": (("accuracy", "passed"), lambda passed: "yes" if passed else "NO"),
+    "error": (("accuracy", "optimized_error", "max_rel"), error_text),
+    "weights": (("memory", "weights"), bytes_text),
+    "derived": (("memory", "derived"), bytes_text),
+    "CUDA graphs": (("memory", "recordings"), bytes_text),
+    "peak": (("memory", "peak", "converted"), bytes_text),
 }
-_TIMES, _BYTES = ("original", "converted"), ("weights", "derived", "CUDA graphs", "peak")
+_TIMES = ("original", "converted")
 
 
 def comparison(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -63,8 +66,8 @@ def comparison(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {
         "same_model": same,
         "conditions": {name: values for name, values in conditions.items() if values[0] != values[1]},
-        "numbers": {name: [_at(stats, place) for stats in both] for name, place in _NUMBERS.items()},
-        "overlap": [name for name in _TIMES if _overlap(*(_at(stats, _NUMBERS[name][:-1]) for stats in both))],
+        "numbers": {name: [_at(stats, place) for stats in both] for name, (place, _) in _NUMBERS.items()},
+        "overlap": [n for n in _TIMES if _overlap(*(_at(stats, ("timings", "timings", n)) for stats in both))],
         "sites": _differing(first, second) if same else [],
     }
 
@@ -80,7 +83,8 @@ def render_comparison(names: tuple[str, str], found: dict[str, Any]) -> Renderab
     table = _table("", "A", "B", "change")
     for name, values in found["numbers"].items():
         if values != [None, None]:
-            table.add_row(name, *(_told(name, value) for value in values), _change(name, values, found["overlap"]))
+            told = ("" if value is None else _NUMBERS[name][1](value) for value in values)
+            table.add_row(name, *told, _change(name, values, found["overlap"]))
     parts.append(table)
     if not found["same_model"]:
         return Group(*parts, Text("The models differ, so their sites are not compared."), "")
@@ -120,11 +124,10 @@ def _differing(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, 
     ours, theirs = _decisions(first), _decisions(second)
     found = []
     for pattern, module in dict.fromkeys((*ours, *theirs)):
-        own, other = ours.get((pattern, module), []), theirs.get((pattern, module), [])
-        for place in range(max(len(own), len(other))):
-            one, two = (each[place] if place < len(each) else ("not found", "") for each in (own, other))
+        pairs = zip_longest(ours[pattern, module], theirs[pattern, module], fillvalue=("not found", ""))
+        for one, two in pairs:
             if one[0] != two[0]:
-                told = {"first": f"{one[0]}{one[1]}", "second": f"{two[0]}{two[1]}"}
+                told = {"first": "".join(one), "second": "".join(two)}
                 found.append({"pattern": pattern, "module": module or "the model itself", **told})
     return found
 
@@ -139,20 +142,6 @@ def _decisions(stats: dict[str, Any]) -> dict[tuple[str, str], list[tuple[str, s
             decision = ("not fused", f": {site['reason'] or 'no reason given'}")
         found[site["pattern"], site["module"]].append(decision)
     return found
-
-
-def _told(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if name in _TIMES:
-        return time_text(1e3 * value)
-    if name in _BYTES:
-        return bytes_text(value)
-    if name == "accurate":
-        return "yes" if value else "NO"
-    if name == "error":
-        return error_text(value)
-    return {"speed-up": "{:.2f} x", "tokens/s": "{:.0f}"}.get(name, "{}").format(value)
 
 
 def _change(name: str, values: list[Any], overlap: list[str]) -> str:

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _OWN_LABELS = frozenset(("model", "module", "reason", "kind"))
 
-_Labels = dict[str, str]
-
-
-class _Metric(NamedTuple):
-    name: str
-    type: str
-    help: str
-
-
-_HITS = _Metric("kfconvert_hits_total", "counter", "Calls that a fused program served.")
-_MISSES = _Metric("kfconvert_misses_total", "counter", "Calls that ran the original forward, by the reason.")
-_REPLAYED = _Metric("kfconvert_replayed_calls_total", "counter", "Calls that replayed a CUDA graph.")
-_LAUNCHED = _Metric("kfconvert_launched_calls_total", "counter", "Calls without a replay, in models with graphs.")
-_RECORDINGS = _Metric("kfconvert_recordings", "gauge", "Recorded CUDA graphs.")
-_MEMORY = _Metric(
-    "kfconvert_memory_bytes",
-    "gauge",
-    "Memory of weights, tensors derived from them for the example, CUDA graphs, and weights in host memory.",
-)
-_METRICS = (_HITS, _MISSES, _REPLAYED, _LAUNCHED, _RECORDINGS, _MEMORY)
+_METRICS = {
+    "kfconvert_hits_total": "Calls that a fused program served.",
+    "kfconvert_misses_total": "Calls that ran the original forward, by the reason.",
+    "kfconvert_replayed_calls_total": "Calls that replayed a CUDA graph.",
+    "kfconvert_launched_calls_total": "Calls without a replay, in models with graphs.",
+    "kfconvert_recordings": "Recorded CUDA graphs.",
+    "kfconvert_memory_bytes": "Memory of weights, of tensors derived from them, of CUDA graphs, and of weights on "
+    "the host.",
+}
 
 
 def prometheus_text(models: nn.Module | Mapping[str, nn.Module], labels: Mapping[str, str] | None = None) -> str:
@@ -52,41 +41,37 @@ def prometheus_text(models: nn.Module | Mapping[str, nn.Module], labels: Mapping
         if not _LABEL.fullmatch(name) or name in _OWN_LABELS:
             raise ValueError(f"{name!r} cannot be the name of a label")
     named = {type(models).__name__: models} if isinstance(models, nn.Module) else models
-    samples: dict[_Metric, list[str]] = {metric: [] for metric in _METRICS}
+    samples: dict[str, list[str]] = {metric: [] for metric in _METRICS}
     for name, model in named.items():
         if not hasattr(model, "kfconvert_info"):
             raise ValueError(f"this {type(model).__name__} is not a converted model")
         info: Any = model.kfconvert_info
         for metric, own, value in _samples(info()):
-            samples[metric].append(f"{metric.name}{_told({'model': name, **own, **given})} {value}")
-    lines = []
-    for metric in _METRICS:
-        if samples[metric]:
-            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.type}", *samples[metric]]
-    return "".join(f"{line}\n" for line in lines)
+            labelled = {"model": name, **own, **given}.items()
+            pairs = ",".join(f'{label}="{_escaped(str(text))}"' for label, text in labelled)
+            samples[metric].append(f"{metric}{{{pairs}}} {value}\n")
+    return "".join(
+        f"# HELP {metric} {help}\n# TYPE {metric} {'counter' if metric.endswith('_total') else 'gauge'}\n"
+        + "".join(samples[metric])
+        for metric, help in _METRICS.items()
+        if samples[metric]
+    )
 
 
-def _samples(info: dict[str, Any]) -> Iterator[tuple[_Metric, _Labels, int]]:
+def _samples(info: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], int]]:
     """Each metric of one model with the labels of a sample and its value."""
     for path, counts in {"": info["guard"], **info["parts"]}.items():
-        yield _HITS, {"module": path}, counts["hits"]
+        yield "kfconvert_hits_total", {"module": path}, counts["hits"]
         for reason, count in list(counts["misses"].items()):
-            yield _MISSES, {"module": path, "reason": reason}, count
-    graphs = info.get("cuda_graphs") or {}
-    yield _REPLAYED, {}, graphs.get("replayed", 0)
-    yield _LAUNCHED, {}, graphs.get("launched", 0)
-    yield _RECORDINGS, {}, graphs.get("recordings", 0)
-    memory = info.get("memory") or {}
-    for kind in ("weights", "derived"):
-        if memory.get(kind) is not None:
-            yield _MEMORY, {"kind": kind}, memory[kind]
-    yield _MEMORY, {"kind": "recordings"}, graphs.get("bytes", 0)
-    if info.get("frozen"):
-        yield _MEMORY, {"kind": "host"}, info["frozen"]["host_bytes"]
-
-
-def _told(labels: _Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items()) + "}"
+            yield "kfconvert_misses_total", {"module": path, "reason": reason}, count
+    graphs, memory = info.get("cuda_graphs") or {}, info.get("memory") or {}
+    for what in ("replayed", "launched"):
+        yield f"kfconvert_{what}_calls_total", {}, graphs.get(what, 0)
+    yield "kfconvert_recordings", {}, graphs.get("recordings", 0)
+    kinds = {kind: memory.get(kind) for kind in ("weights", "derived")} | {"recordings": graphs.get("bytes", 0)}
+    for kind, size in (kinds | {"host": info["frozen"]["host_bytes"]} if info.get("frozen") else kinds).items():
+        if size is not None:
+            yield "kfconvert_memory_bytes", {"kind": kind}, size
 
 
 def _escaped(value: str) -> str:

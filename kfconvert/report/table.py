@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from rich import box
@@ -18,27 +17,25 @@ MAX_REASONS = 3
 MAX_NEAR_MISSES = 5
 
 
-def fusions(stats: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns one dict per pattern: "pattern", "found", "applied", "rejected", and "reasons" {reason: sites}.
+def fusions(sites: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns one dict per pattern: "pattern", "found", "applied", "rejected", and "reasons" {reason: modules}.
 
-    ``stats`` is ``conversion_stats`` of a ModelConverter. The most applied pattern comes first.
+    The most applied pattern and the most frequent reason come first. Reasons that differ only in numbers count as one.
     """
-    rows = []
-    for pattern in (key.removesuffix("_found") for key in stats if key.endswith("_found") and key != "total_found"):
-        found, applied = stats[f"{pattern}_found"], stats.get(f"{pattern}_replaced", 0)
-        if not found:
+    rows: dict[str, dict[str, Any]] = {}
+    for site in sites:
+        first = {"pattern": site["pattern"], "found": 0, "applied": 0, "rejected": 0, "reasons": {}}
+        row = rows.setdefault(site["pattern"], first)
+        row["found"] += 1
+        if site["status"] == "applied":
+            row["applied"] += 1
             continue
-        sites = [s for s in stats.get("sites", []) if s["pattern"] == pattern and s["status"] == "rejected"]
-        rows.append(
-            {
-                "pattern": pattern,
-                "found": found,
-                "applied": applied,
-                "rejected": found - applied,
-                "reasons": _grouped([site["reason"] or "no reason given" for site in sites]),
-            }
-        )
-    return sorted(rows, key=lambda row: (-row["applied"], -row["found"], row["pattern"]))
+        row["rejected"] += 1
+        reason = site["reason"] or "no reason given"
+        row["reasons"].setdefault(reason_kind(reason), (reason, []))[1].append(site["module"] or "the model itself")
+    for row in rows.values():
+        row["reasons"] = dict(sorted(row["reasons"].values(), key=lambda each: -len(each[1])))
+    return sorted(rows.values(), key=lambda row: (-row["applied"], -row["found"], row["pattern"]))
 
 
 def accuracy_line(stats: dict[str, Any]) -> str:
@@ -129,53 +126,46 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
         saved: the folder of the artifact.
     """
     parts: list[RenderableType] = [_headline(name, stats)]
-    rows = fusions(stats)
+    rows = fusions(stats.get("sites") or [])
     if rows:
         parts.append(_table(rows))
     if not stats.get("total_replaced"):
         parts.append(_nothing_fused(stats))
+    accuracy = accuracy_line(stats)
+    colour = {"pass": "green", "FAIL": "bold red"}.get(accuracy[:4], "")
+    lines: list[tuple[str, str | Text | None]] = [
+        ("accuracy", Text(accuracy, style=colour)),
+        ("speed", Text(speed_line(stats), style=_speed_style(stats))),
+        ("layout", "channels-last: the converted model uses this memory format, which was faster")
+        if is_channels_last(stats)
+        else ("", None),
+        ("generate", generation_line(stats)),
+        *(
+            ("tuned for", f"{tuned['inputs']}, weight {tuned['weight']:g}: {speed_line(tuned)}")
+            for tuned in stats.get("tuned_for") or ()
+        ),
+        ("CUDA graphs", graphs_line(stats)),
+        ("memory", memory_line(stats)),
+        ("weights", Text(weights or "", style="bold yellow" if weights == "random" else "")),
+        ("captured", captured_line(stats)),
+        *(("served", line) for line in served_lines(stats)),
+        *(("methods", line) for line in methods_lines(stats)),
+        *(("not captured", line) for line in not_captured_lines(stats)),
+    ]
+    if stats.get("parts_left_out"):
+        lines.append(("left out", f"{stats['parts_left_out']} modules: the search for parts ran out of time"))
+    if stats.get("not_written"):
+        names = ", ".join(stats["not_written"])
+        lines.append(("not written", f"{names}: the original forward sets these attributes, fused calls do not"))
+    if stats.get("seconds"):
+        remembered = f", {stats['remembered']} timings remembered" if stats.get("remembered") else ""
+        lines.append(("took", f"{sum(stats['seconds'].values()):.1f} s{remembered}"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
-    accuracy = accuracy_line(stats)
-    colour = {"pass": "green", "FAIL": "bold red"}.get(accuracy[:4], "")
-    facts.add_row("accuracy", Text(accuracy, style=colour))
-    facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
-    if is_channels_last(stats):
-        facts.add_row("layout", "channels-last: the converted model uses this memory format, which was faster")
-    generation = generation_line(stats)
-    if generation:
-        facts.add_row("generate", Text(generation))
-    for tuned in stats.get("tuned_for") or ():
-        weight = f", weight {tuned['weight']:g}"
-        facts.add_row("tuned for", Text(f"{tuned['inputs']}{weight}: {speed_line(tuned)}"))
-    graphs = graphs_line(stats)
-    if graphs:
-        facts.add_row("CUDA graphs", Text(graphs))
-    memory = memory_line(stats)
-    if memory:
-        facts.add_row("memory", Text(memory))
-    if weights:
-        facts.add_row("weights", Text(weights, style="bold yellow" if weights == "random" else ""))
-    captured = captured_line(stats)
-    if captured:
-        facts.add_row("captured", Text(captured))
-    for line in served_lines(stats):
-        facts.add_row("served", Text(line))
-    for line in methods_lines(stats):
-        facts.add_row("methods", Text(line))
-    for line in not_captured_lines(stats):
-        facts.add_row("not captured", Text(line))
-    if stats.get("parts_left_out"):
-        facts.add_row("left out", f"{stats['parts_left_out']} modules: the search for parts ran out of time")
-    if stats.get("not_written"):
-        names = ", ".join(stats["not_written"])
-        facts.add_row("not written", Text(f"{names}: the original forward sets these attributes, fused calls do not"))
-    if stats.get("seconds"):
-        remembered = f", {stats['remembered']} timings remembered" if stats.get("remembered") else ""
-        facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s{remembered}")
-    if saved:
-        facts.add_row("saved in", Text(saved))
+    for label, line in (*lines, ("saved in", saved)):
+        if line:
+            facts.add_row(label, line if isinstance(line, Text) else Text(line))
     return Group(*parts, facts, "")
 
 
@@ -214,20 +204,13 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("why rejected", overflow="fold")
     for row in rows:
-        reasons = [
-            reason if count == 1 else f"{reason} (and {count - 1} more)" for reason, count in row["reasons"].items()
-        ]
+        more = {reason: len(modules) - 1 for reason, modules in row["reasons"].items()}
+        reasons = [f"{reason} (and {count} more)" if count else reason for reason, count in more.items()]
         hidden = len(reasons) - MAX_REASONS
         shown = reasons[:MAX_REASONS] + ([f"{hidden} more reasons"] if hidden > 0 else [])
         style = "" if row["applied"] else "dim"
-        table.add_row(
-            row["pattern"],
-            str(row["found"]),
-            str(row["applied"]),
-            str(row["rejected"] or ""),
-            escape("\n".join(shown)),
-            style=style,
-        )
+        counts = (row["found"], row["applied"], row["rejected"] or "")
+        table.add_row(row["pattern"], *map(str, counts), escape("\n".join(shown)), style=style)
     return table
 
 
@@ -305,13 +288,6 @@ def not_captured_lines(stats: dict[str, Any]) -> list[str]:
         if not region["captured"] and str(region["reason"]) not in said:
             names.setdefault(str(region["reason"]), []).append(region["name"] or "the model")
     return [f"{'; '.join(dict.fromkeys(forms))}: {reason}" for reason, forms in names.items()]
-
-
-def _grouped(reasons: list[str]) -> dict[str, int]:
-    """The number of sites per reason. Reasons that differ only in numbers count as one."""
-    kinds = Counter(reason_kind(reason) for reason in reasons)
-    first = {reason_kind(reason): reason for reason in reversed(reasons)}
-    return {first[kind]: count for kind, count in kinds.most_common()}
 
 
 def _time(timing: dict[str, Any]) -> str:

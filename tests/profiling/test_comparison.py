@@ -104,24 +104,13 @@ def test_report():
     report = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     assert report["baseline"] == "base"
     assert report["timings"]["new"] == {
-        "median_ms": 1.0, "q1_ms": 1.0, "q3_ms": 1.0, "rounds": 9, "quantiles_ms": [1.0] * comparing.QUANTILES
+        "median_ms": 1.0, "q1_ms": 1.0, "q3_ms": 1.0, "rounds": 9
     }  # fmt: skip
     assert report["speedups"]["new"]["ratio"] == 2.0 and report["speedups"]["new"]["measurable"] is True
     assert set(report["speedups"]) == {"new", "other"}
     line = comparison.summary()
     assert "\n" not in line and "2.00 x faster" in line and "2.00 x slower" in line
     assert list(comparison) == ["base", "new", "other"] and len(comparison) == 3
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 41, 1000])
-def test_the_distribution_of_any_number_of_rounds_is_told_in_as_many_numbers(rounds):
-    times = [1.0 + i / 8 for i in range(rounds)]
-    timing = Comparison({"base": times[::-1]}).as_dict()["timings"]["base"]
-    quantiles = timing["quantiles_ms"]
-    assert len(quantiles) == comparing.QUANTILES and quantiles == sorted(quantiles)
-    assert (quantiles[0], quantiles[-1]) == (min(times), max(times))
-    middle = [quantiles[comparing.QUANTILES // 4], quantiles[comparing.QUANTILES // 2]]
-    assert middle == pytest.approx([timing["q1_ms"], timing["median_ms"]])
 
 
 @pytest.mark.cuda

@@ -6,12 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 from support import statistics as made
+from support.selection import each_once
 
 from kfconvert.artifact import schema
 from kfconvert.report import fragment, page
-from kfconvert.report import html as page_module
-from kfconvert.report.latency import chart
-from kfconvert.report.module_times import MOST_LEVELS, MOST_SITES, module_times
+from kfconvert.report.module_times import module_times
 
 SECTIONS = ["Speed", "Modules", "Not fused", "Accuracy", "Memory", "Environment"]
 ATTACKS = [
@@ -23,7 +22,7 @@ ATTACKS = [
     "<!--",
     "\ud800\x00\x1b[2J\u202e",
 ]
-VOID = {"meta", "path", "rect", "line", "br"}
+VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
@@ -77,7 +76,8 @@ def test_one_look_tells_it_all():
         "Accuracy pass error 2.6e-07, original 1.8e-07",
         "Memory + 3.0 MiB 100 % of the weights",
         "The weights are random",
-        "original 1.71 ms 1.80 ms 1.90 ms 1.99 ms 2.07 ms 2.09 ms 80",
+        "original 1.90 ms converted 1.46 ms",
+        "original 1.80 ms 1.90 ms 1.99 ms 80",
         "1.30 x faster (95 % between 1.28 and 1.33)",
         "generate(): prompt 1 x 32, 64 new: 200 -> 260 tokens/s",
         "int64[32, 64] 0.2 original 40.00 ms",
@@ -126,8 +126,7 @@ def test_slower_is_said_and_what_cannot_be_told_apart_is_not_called_faster(after
     assert f"Speed {said}" in Page(page(checked(stats))).text
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("made_by", [page, fragment])
+@each_once(attack=ATTACKS, made_by=[page, fragment])
 def test_texts_stay_texts(attack, made_by):
     usual, stats = made.statistics(), made.with_texts(made.statistics(), attack)
     stats["timings"]["timings"][attack] = made.timing(2.0)
@@ -137,8 +136,7 @@ def test_texts_stay_texts(attack, made_by):
     found = Page(html)
     assert set(found.tags) <= set(Page(made_by(usual)).tags)
     names = {"aria-label", "class", "style", "scope", "role", "tabindex", "aria-hidden", "open", "lang", "charset",
-             "http-equiv", "content", "name", "d", "x", "y", "x1", "x2", "y1", "y2", "width", "height", "viewbox",
-             "vector-effect", "preserveaspectratio"}  # fmt: skip
+             "http-equiv", "content", "name"}  # fmt: skip
     assert {name for _, name, _ in found.attributes} <= names
     styles = {value for _, name, value in found.attributes if name == "style"}
     assert all(re.fullmatch(r"(width|left):-?[\d.]+%", value) for value in styles)
@@ -158,32 +156,12 @@ def test_it_is_read_aloud_in_order():
     assert all(below - above <= 1 for above, below in zip(levels, levels[1:]))
     assert found.tags.count("caption") == found.tags.count("table")
     labelled = [tag for tag, name, _ in found.attributes if name == "aria-label"]
-    assert labelled.count("svg") == found.tags.count("svg") > 0 and labelled.count("section") == len(SECTIONS)
+    assert labelled.count("section") == len(SECTIONS)
     assert ("html", "lang", "en") in found.attributes
 
 
 def test_a_page_is_the_same_each_time():
     assert page(made.statistics(), "a") == page(copy.deepcopy(made.statistics()), "a") != page(made.statistics(), "b")
-
-
-def test_the_page_of_a_huge_record_is_of_a_bounded_size():
-    stats = made.statistics()
-    long = "x" * 100_000
-    site = {**made.site("a", "linear", 1.0, 2.0, long), "pattern": long}
-    stats["sites"] = [{**site, "module": f"{'m.' * 1000}{i}", "reason": f"{chr(97 + i % 26) * 9}{i // 26}"}
-                      for i in range(20_000)]  # fmt: skip
-    stats["near_misses"] = stats["near_misses"] * 20_000
-    stats["regions"] = [{**stats["regions"][1], "reason": f"{'r' * (i % 999)}"} for i in range(20_000)]
-    stats["environment"] = {f"{i}": long for i in range(20_000)}
-    stats["seconds"] = {f"{i}": 1.0 for i in range(20_000)}
-    stats["tuned_for"] = stats["tuned_for"] * 9999
-    stats["not_written"] = [long] * 99
-    html = page(checked(stats), long, long)
-    assert len(html) < 8e6
-    text = Page(html).text
-    assert f"{20_000 - MOST_SITES} more sites are not shown" in text
-    assert f"{20_000 - page_module.MOST_ROWS} more places are not shown" in text
-    assert f"{9999 - page_module.MOST_ROWS} more inputs are not shown" in text
 
 
 NUMBERS = [0, -1, 0.0, -0.5, 1e-320, 1e308, -1e308, 2**62]
@@ -202,8 +180,6 @@ def test_any_number_has_a_page(number):
     stats = made.statistics()
     kind = (float, int) if isinstance(number, int) and number >= 0 else (float,)
     Page(page(checked(with_number(stats, number, kind))))
-    stats["timings"]["timings"]["original"] |= {"median_ms": number, "quantiles_ms": [number, 1.0, number]}
-    Page(page(checked(stats)))
 
 
 def test_a_speed_up_that_was_infinite_is_none():
@@ -230,25 +206,3 @@ def test_a_module_with_sites_of_its_own_keeps_its_place():
     root = module_times([made.site("", "softmax", 1.0, 0.5), made.site("a", "linear"), made.site("a.b", "linear")])
     (a,) = root.inner
     assert len(root.sites) == len(a.sites) == 1 and [each.name for each in a.inner] == ["b"]
-
-
-def test_names_of_any_depth_are_a_tree_of_some_levels():
-    module = module_times([made.site("a." * 9999, "linear"), made.site("a.b", "linear")])
-    depth = 0
-    while module.inner:
-        module, depth = module.inner[0], depth + 1
-    assert 1 <= depth <= MOST_LEVELS
-
-
-def test_distributions_lie_on_one_axis():
-    drawn = chart(made.timings(2.0, 1.0)["timings"])
-    original, converted = drawn.distributions
-    assert converted.q1 < converted.median < converted.q3 < original.q1 < original.median < original.q3
-    assert original.path.startswith("M0 ") and "nan" not in original.path
-    places = [place for _, place in drawn.ticks]
-    assert places == sorted(places) and 2 <= len(places) <= 6 and all(0 <= place <= 100 for place in places)
-
-
-def test_without_quantiles_only_the_quartiles_are_drawn():
-    drawn = chart(made.old()["timings"]["timings"])
-    assert [each.path for each in drawn.distributions] == ["", ""] and drawn.distributions[0].longest_ms is None

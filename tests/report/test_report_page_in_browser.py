@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from support import statistics as made
+from support.selection import each_once
 
 from kfconvert.report import fragment, page
 
@@ -98,9 +99,7 @@ CONTRAST = """
 """
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("kind", PAGES)
+@each_once(kind=PAGES, width=[400, 1280], scheme=["light", "light", "dark", "dark"])
 def test_it_fits_says_nothing_and_asks_for_nothing(browser, tmp_path, kind, width, scheme):
     with Visit(browser, page(PAGES[kind](), LONG if kind == "long names" else ""), tmp_path, width, scheme) as visit:
         visit.ask("document.querySelectorAll('details').forEach(each => each.open = true)")
@@ -118,32 +117,9 @@ def test_light_and_dark_are_those_of_the_reader(browser, tmp_path):
     assert colours[0] != colours[1]
 
 
-def test_modules_open_by_the_keyboard(browser, tmp_path):
-    with Visit(browser, page(made.statistics()), tmp_path, 1280, "light") as visit:
-        layer = visit.page.locator("details details > summary").first
-        assert not visit.page.get_by_text("linear_gelu: fused").first.is_visible()
-        layer.focus()
-        visit.page.keyboard.press("Enter")
-        assert visit.page.get_by_text("linear_gelu: fused").first.is_visible()
-
-
-def test_what_a_screen_reader_is_told(browser, tmp_path):
-    with Visit(browser, page(made.statistics()), tmp_path, 1280, "light") as visit:
-        tree = visit.page.locator("body").aria_snapshot()
-    for line in (
-        'heading "LanguageModel" [level=1]',
-        'region "Speed":',
-        'img "original: half of the calls take 1.80 ms to 1.99 ms, the median is 1.90 ms"',
-        'table "Rejected sites, with their reasons',
-        "before and after: 700 µs → 625 µs share fused: 92 %",
-    ):
-        assert line in tree, line
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_within_a_notebook_it_changes_nothing_else(browser, tmp_path, scheme):
+def test_within_a_notebook_it_changes_nothing_else(browser, tmp_path):
     around = "<!doctype html><style>table {{ color: rgb(1, 2, 3); }}</style><table><td>mine</table>{}<p id=after>after"
-    with Visit(browser, around.format(fragment(made.statistics())), tmp_path, 800, scheme) as visit:
+    with Visit(browser, around.format(fragment(made.statistics())), tmp_path, 800, "light") as visit:
         assert visit.ask("getComputedStyle(document.querySelector('td')).color") == "rgb(1, 2, 3)"
         assert visit.ask("getComputedStyle(document.querySelector('#after')).fontFamily") != visit.ask(
             "getComputedStyle(document.querySelector('.kfconvert')).fontFamily"

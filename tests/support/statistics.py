@@ -17,9 +17,7 @@ def site(module: str, pattern: str, original_us=None, fused_us=None, reason=None
 
 
 def timing(median: float) -> dict:
-    quantiles = [round(median * (0.9 + 0.005 * i), 6) for i in range(41)]
-    return {"median_ms": median, "q1_ms": 0.95 * median, "q3_ms": 1.05 * median, "rounds": 80,
-            "quantiles_ms": quantiles}  # fmt: skip
+    return {"median_ms": median, "q1_ms": 0.95 * median, "q3_ms": 1.05 * median, "rounds": 80}
 
 
 def timings(before: float, after: float) -> dict:
@@ -119,7 +117,7 @@ def old() -> dict:
     """As the first versions told them: without distributions, outputs, memory and options."""
     stats = statistics()
     for timing in stats["timings"]["timings"].values():
-        del timing["quantiles_ms"], timing["rounds"]
+        del timing["rounds"]
     for key in ("outputs", "differing", "accuracy_threshold"):
         del stats["accuracy"][key]
     for key in (
