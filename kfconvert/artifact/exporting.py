@@ -17,7 +17,7 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from ..capture import compiling_in_this_thread
 from ..conversion import first_line
 from ..inputs import ExampleCall, InputError, example_call
-from ..process import Shield, one_at_a_time
+from ..process import one_at_a_time, shielded
 from ..region import Guard, Region
 from ..runtime import ELEMENTS, GuardedForward, Variant, guarded_forward
 from .errors import ArtifactError
@@ -63,7 +63,7 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
         raise ArtifactError(f"cannot export: {type(model).__name__} was not converted as a whole")
     with one_at_a_time():
         call = _example(guarded, example_inputs)
-        with Shield(), compiling_in_this_thread():
+        with shielded(), compiling_in_this_thread():
             variant, leaves = _serving(guarded, call)
             program = _exported(guarded, variant, *_with_free_sizes(guarded, variant.region, leaves, call))
     lost = _lost_gradient(variant.region)

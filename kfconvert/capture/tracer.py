@@ -35,7 +35,7 @@ from ..inputs import (
     numbered,
     taken_apart,
 )
-from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
+from ..process import ThisThread, one_at_a_time, quiet_thread, shielded
 from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import is_transformed
@@ -141,7 +141,7 @@ def free_dimensions(
 
 @contextmanager
 def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
-    """Context manager under which ``model`` runs behind a ``Shield`` and first asserts which argument sizes are equal:
+    """Context manager under which ``model`` runs ``shielded`` and first asserts which argument sizes are equal:
     operators that discover it later would add symbols to the graph.
 
     It receives lists instead of caches, see ``CallForm.lists``. With a cache among its arguments or outputs it returns
@@ -161,9 +161,8 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
                 torch._check(size == shapes[0])
         drawn = _python_draws()
         try:
-            with shield.raised():
-                keywords = form.keywords(leaves)
-                outputs = original(**keywords)
+            keywords = form.keywords(leaves)
+            outputs = original(**keywords)
         except RuntimeError as error:
             raise _Raised(error) from None
         if _python_draws() != drawn:
@@ -181,7 +180,7 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
         forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
     vars(model)["forward"] = forward
     try:
-        with Shield() as shield:
+        with shielded():
             yield forms
     finally:
         del vars(model)["forward"]

@@ -5,17 +5,15 @@ from .callers import level_outside
 from .collectives import CannotBeAlone, Collective, alone, noted_collectives
 from .garbage import garbage_collected
 from .generators import same_generators
-from .methods import method_over, methods_stand_over, stood_over
-from .patches import replaced
+from .patches import method_over, methods_stand_over, replaced, stood_over
 from .quiet import quiet_thread
 from .shards import is_one_of_several, shard_of
-from .shield import Shield, is_of_trace, libraries, switched_off
+from .shield import is_of_trace, libraries, shielded, switched_off
 from .turns import ThisThread, one_at_a_time
 
 __all__ = [
     "CannotBeAlone",
     "Collective",
-    "Shield",
     "ThisThread",
     "alone",
     "garbage_collected",
@@ -31,6 +29,7 @@ __all__ = [
     "replaced",
     "same_generators",
     "shard_of",
+    "shielded",
     "stood_over",
     "switched_off",
 ]

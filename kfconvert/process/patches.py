@@ -1,10 +1,19 @@
-"""Temporary replacements of attributes of classes and modules during a trace."""
+"""Temporary replacements of attributes and methods that all threads see, while a thread runs a model for a conversion.
+
+Instances keep their class, so code that checks it (``type(x) is C``, ``__eq__`` of a dataclass) is not affected.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
+
+# The attribute of a replacing function that stores the class's original entry.
+_OVER = "_kfconvert_stands_over"
+_NOTHING = object()
+_count = 0
 
 
 @contextmanager
@@ -19,3 +28,41 @@ def replaced(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     finally:
         for holder, name, value in own:
             setattr(holder, name, value)
+
+
+@contextmanager
+def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Context manager that replaces the method ``name`` of ``owner`` with the result of ``make`` for the original. It
+    must behave like the original in other threads, also after the context ends.
+
+    Raises:
+        TypeError: the class does not allow assignment of methods, such as a compiled class.
+    """
+    global _count
+    held = type.__getattribute__(owner, "__dict__")
+    over, before = make(type.__getattribute__(owner, name)), held.get(name, _NOTHING)
+    setattr(over, _OVER, before)
+    _count += 1
+    try:
+        type.__setattr__(owner, name, over)  # bypasses the metaclass
+        yield
+    finally:
+        # A class that refuses the assignment does not have it.
+        if held.get(name) is over:
+            if before is _NOTHING:
+                type.__delattr__(owner, name)
+            else:
+                type.__setattr__(owner, name, before)
+        _count -= 1
+
+
+def methods_stand_over() -> bool:
+    """Whether ``method_over`` is active in any thread."""
+    return _count > 0
+
+
+def stood_over(value: Any, nothing: Any) -> Any:
+    """Returns the class's original entry for a function from ``method_over``, or ``nothing`` if the class does not
+    define it; ``value`` for all other values."""
+    before = vars(value).get(_OVER, value) if isinstance(value, FunctionType) else value
+    return nothing if before is _NOTHING else before

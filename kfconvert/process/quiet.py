@@ -1,4 +1,4 @@
-"""Suppresses logs and warnings of one thread without affecting other threads."""
+"""Suppresses logs and warnings of one thread."""
 
 from __future__ import annotations
 
@@ -6,42 +6,27 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from .turns import ThisThread
 
 
 @contextmanager
 def quiet_thread() -> Iterator[None]:
-    """Context manager that drops logs and warnings of this thread.
+    """Context manager that drops the logs of this thread, and warnings."""
+    here, handlers = ThisThread(), _handlers()
 
-    ``logging.disable`` and ``warnings.catch_warnings`` are process-wide, and overwrite changes that others make
-    meanwhile. This context only adds filters and removes them again.
-    """
-    with _unlogged(), _unwarned():
-        yield
+    def is_emitted(record: logging.LogRecord) -> bool:
+        return not here
 
-
-class _OfThread(ThisThread):
-    def match(self, text: str) -> bool:
-        """Implements the message pattern of a warnings filter."""
-        return bool(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Implements a filter of log handlers, in the logging thread: whether to emit ``record``."""
-        return not self
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    own, handlers = _OfThread(), _handlers()
     for handler in handlers:
-        handler.addFilter(own)
+        handler.addFilter(is_emitted)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for handler in handlers:
-            handler.removeFilter(own)
+            handler.removeFilter(is_emitted)
 
 
 def _handlers() -> list[logging.Handler]:
@@ -51,20 +36,3 @@ def _handlers() -> list[logging.Handler]:
     if logging.lastResort is not None:  # the handler of loggers without handlers
         found.append(logging.lastResort)
     return list(dict.fromkeys(found))
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    own = _OfThread()
-    filters: Any = warnings.filters  # a list, annotated as a sequence
-    entry = ("ignore", own, Warning, None, 0)
-    filters.insert(0, entry)
-    try:
-        yield
-    finally:
-        own.over = True
-        # Threads that are within catch_warnings have a copy of the list, and threads that leave it restore an old list.
-        lists: list[Any] = [filters, warnings.filters]
-        for known in lists:
-            while entry in known:
-                known.remove(entry)
