@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import kfconvert
-from kfconvert.conversion import Decision, Selector
+from kfconvert.conversion.selector import Decision, Selector
 from kfconvert.report.table import memory_line
 
 pytestmark = pytest.mark.filterwarnings("ignore")
