@@ -13,7 +13,7 @@ from torch import Tensor
 from ..accuracy import Reference, compare, one_line
 from ..inputs import ExampleCall
 from ..json_values import json_ready
-from ..profiling import KernelProfiler, Measurement, Speedup, count_operators
+from ..profiling import KernelProfiler, Measurement, Speedup
 from . import SIZES
 from .definition import Function, Lesson, Level, lesson
 
@@ -31,7 +31,6 @@ class LevelResult:
     error: largest difference from the float64 run, relative to its largest value.
     measurement: times, bandwidth and, on CUDA, launches and peak memory.
     speedup: speed-up over the first level that ran; None for the first level.
-    operators: calls of PyTorch's operators, see ``kfconvert.profiling.count_operators``.
     """
 
     name: str
@@ -40,7 +39,6 @@ class LevelResult:
     error: float | None = None
     measurement: Measurement | None = None
     speedup: Speedup | None = None
-    operators: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields, ready for JSON."""
@@ -102,7 +100,6 @@ def run(name: str, device: torch.device | str = "cpu", size: str = "small") -> L
             error=results[row.name].error,
             measurement=row.measurement,
             speedup=row.speedup,
-            operators=count_operators(partial(functions[row.name], *args)),
         )
     return LessonResult(taken, str(device), size, taken.sizes[size], tuple(results.values()))
 

@@ -13,19 +13,15 @@ from .measuring import LessonResult, LevelResult
 
 
 def table(result: LessonResult) -> Group:
-    """Returns for rich: the computation and conclusion, a row per level, and a line for each level that did not run.
-
-    On the CPU, the table shows calls of PyTorch's operators instead of launches.
-    """
+    """Returns for rich: the computation and conclusion, a row per level, and a line for each level that did not run."""
     lesson = result.lesson
-    on_cuda = result.device.startswith("cuda")
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     rows.add_column("level", no_wrap=True)
-    for column in ("median", "95 %", "speed-up", "GB/s", "launches" if on_cuda else "calls", "error"):
+    for column in ("median", "95 %", "speed-up", "GB/s", "launches", "error"):
         rows.add_column(column, justify="right")
     for level in result.levels:
         if level.measurement is not None:
-            rows.add_row(*_cells(level, on_cuda))
+            rows.add_row(*_cells(level))
     sizes = ", ".join(f"{name} {number}" for name, number in result.sizes.items())
     heading = Text(f"{lesson.name}: {lesson.formula}\n{result.device}, {result.size}: {sizes}")
     left_out = [
@@ -49,17 +45,16 @@ def plot(results: Sequence[LessonResult], path: str | Path) -> None:
     bar_chart(groups, Path(path))
 
 
-def _cells(level: LevelResult, on_cuda: bool) -> list[str]:
+def _cells(level: LevelResult) -> list[str]:
     measurement = level.measurement
     assert measurement is not None
     off = max(measurement.high_ms - measurement.median_ms, measurement.median_ms - measurement.low_ms)
-    calls = measurement.launches if on_cuda else level.operators
     return [
         level.name,
         time_text(measurement.median_ms),
         f"+- {100 * off / measurement.median_ms:.0f} %",
         f"{level.speedup.ratio:.2f}" if level.speedup else "",
         f"{measurement.bandwidth_gb_s:.3g}",
-        "" if calls is None else str(calls),
+        "" if measurement.launches is None else str(measurement.launches),
         "" if level.error is None else f"{level.error:.1e}",
     ]

@@ -2,14 +2,12 @@
 
 from .allocations import Allocation, allocation, bytes_of
 from .bandwidth import copy_bandwidth
-from .benchmarks import benchmark_kernel, quick_benchmark
+from .benchmarks import benchmark_kernel, profile_model_inference, quick_benchmark
 from .candidates import COMPILED, CONVERTED, EAGER, Candidate, compare_candidates, compiled, failure_line, release
-from .comparison import Comparison, Speedup, Timing, benchmark_callable, compare_timings
+from .comparison import Comparison, Speedup, Timing, compare_timings
 from .conditions import environment
 from .implementations import ImplementationResult, KernelProfiler, compare_functions
 from .measurement import Measurement, bytes_text, time_text
-from .models import profile_model_inference
-from .operator_calls import count_operators
 from .plot import bar_chart
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "Timing",
     "allocation",
     "bar_chart",
-    "benchmark_callable",
     "benchmark_kernel",
     "bytes_of",
     "bytes_text",
@@ -35,7 +32,6 @@ __all__ = [
     "compare_timings",
     "compiled",
     "copy_bandwidth",
-    "count_operators",
     "environment",
     "failure_line",
     "profile_model_inference",

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from .thread_profiler import events_of
-
 
 class Allocation(NamedTuple):
     """Bytes that a call allocates in addition to the memory before it. ``peak``: the maximum during the call, including
@@ -45,11 +43,23 @@ def _on_cuda(call: Callable[[], Any], device: torch.device) -> Allocation:
 
 
 def _on_cpu(call: Callable[[], Any]) -> Allocation | None:
-    events = events_of(call, memory=True)
-    if events is None:
+    """Uses PyTorch's legacy profiler, which is local to a thread and prints nothing."""
+    autograd: Any = torch.autograd
+    experimental: Any = torch._C._profiler
+    shapes = stacks = flops = modules = False
+    settings = shapes, True, stacks, flops, modules  # with memory
+    try:
+        autograd._enable_profiler_legacy(
+            autograd.ProfilerConfig(autograd.ProfilerState.CPU, *settings, experimental._ExperimentalConfig())
+        )
+    except RuntimeError:  # another profiler runs
         return None
+    try:
+        call()
+    finally:
+        threads = autograd._disable_profiler_legacy()
     peak = total = 0
-    for event in (event for event in events if event.kind() == "memory_alloc"):
+    for event in (event for events in threads for event in events if event.kind() == "memory_alloc"):
         total += event.cpu_memory_usage()
         peak = max(peak, total)
     return Allocation(peak, total)

@@ -37,9 +37,6 @@ class Timing:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def summary(self) -> str:
-        return f"{self.median_ms:.3f} ms ({self.q1_ms:.3f} to {self.q3_ms:.3f}, {self.rounds} rounds)"
-
 
 @dataclasses.dataclass(frozen=True)
 class Speedup:
@@ -117,14 +114,6 @@ class Comparison(Mapping[str, Timing]):
             "speedups": {name: self.speedup(name).as_dict() for name in others},
         }
 
-    def summary(self) -> str:
-        """Returns the comparison as one line of text."""
-        parts = [f"{self.baseline} {self[self.baseline].median_ms:.3f} ms"]
-        for name, timing in self.items():
-            if name != self.baseline:
-                parts.append(f"{name} {timing.median_ms:.3f} ms, {self.speedup(name).summary()}")
-        return "; ".join(parts)
-
 
 def compare_timings(
     candidates: Mapping[str, Callable[[], Any]],
@@ -162,13 +151,6 @@ def compare_timings(
                 samples[name].append(1e3 * seconds(call, synchronize))
             rounds += 1
     return Comparison(samples)
-
-
-def benchmark_callable(
-    call: Callable[[], Any], device: torch.device | str = "cpu", budget_s: float = 2.0, min_rounds: int = 7
-) -> Timing:
-    """Times one callable without arguments, like `compare_timings`."""
-    return compare_timings({"call": call}, device, budget_s, min_rounds)["call"]
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:

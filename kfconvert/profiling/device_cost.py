@@ -1,4 +1,4 @@
-"""Kernel launches and memory of a call on a CUDA device."""
+"""Kernel launches of a call on a CUDA device."""
 
 import time
 from collections.abc import Callable
@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-
-from .allocations import allocation
 
 # Seconds to wait in a profiler session before its first kernel, per attempt. If the device clock has drifted, the
 # profiler drops kernels that seem to start before the session (pytorch/pytorch#192021).
@@ -31,17 +29,6 @@ def count_launches(call: Callable[[], Any], device: torch.device) -> int | None:
         if len(names) >= 2 and names[0] == names[-1]:
             return len(names) - 2
     return None
-
-
-def peak_memory(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Returns the peak memory of a call in bytes, beyond the memory before it; None on other devices than CUDA.
-
-    The value is from `torch.cuda.max_memory_allocated`, whose peak is reset.
-    """
-    if device.type != "cuda":
-        return None
-    allocated = allocation(call, device)
-    return None if allocated is None else allocated.peak
 
 
 def _kernels(call: Callable[[], Any], device: torch.device, pause_s: float) -> list[str]:

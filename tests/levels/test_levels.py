@@ -50,17 +50,15 @@ def test_levels_agree_with_float64_and_those_that_cannot_run_are_named(name, not
     assert set(found.values()) == {"ran"} and {"PyTorch native", "TorchScript", "C++"} <= set(found)
     ran = {level.name: level for level in result.levels if level.measurement}
     assert ran["PyTorch native"].speedup is None and ran["C++"].speedup is not None
-    assert 0 < ran["C++"].operators < ran["PyTorch native"].operators
     assert all(level.error < 1e-5 and level.measurement.bytes_moved > 0 for level in ran.values())
 
 
 @pytest.mark.exhaustive
 def test_torch_compile_is_a_level():
     result = levels.run("add_mul_exp")
-    compiled = next(level for level in result.levels if level.name == "torch.compile")
     if definition._no_code(torch.device("cpu")):
         pytest.skip("no C++ compiler")
-    assert outcomes(result)["torch.compile"] == "ran" and compiled.operators == 0
+    assert outcomes(result)["torch.compile"] == "ran"
 
 
 def test_without_a_compiler_torch_compile_is_named(monkeypatch):
