@@ -168,7 +168,6 @@ class _Peak(_Part):
 class _Memory(_Part):
     weights: _Bytes
     derived: _Bytes | None
-    allowed: _Bytes | None = None
     recordings: _Bytes
     peak: _Peak
 

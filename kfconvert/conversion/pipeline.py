@@ -15,7 +15,6 @@ from .control import FilterFn, controlled, with_chosen
 from .decision_log import log_decisions
 from .effort import EFFORTS
 from .layouts import Layouts
-from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .preparation import Prepared, Request, check_model, check_thread, prepare
 from .result import Result
@@ -70,22 +69,14 @@ def _stats_of_converted(
         selector = Selector(prepared.device, config.accuracy_threshold, timed, replayed, effort)
         layouts = Layouts(captures, selector, Loads(prepared, captures))
         layouts.select(stages)
-        variants = programs(captures, stages, replayed)
         verdict = validate(prepared, captures, layouts, threshold, stages)
-        bound = config.max_extra_memory
-        while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
-            variants = programs(captures, stages, replayed)
-            verdict = validate(prepared, captures, layouts, threshold, stages)
-        if verdict.reverted:
-            variants = {}
-        elif verdict.dropped:
-            variants = programs(captures, stages, replayed)
-        else:  # other timings may give a valid result, so later conversions may try again
+        if not (verdict.reverted or verdict.dropped):  # else other timings may give a valid result
             selector.remembered.save()
+        variants = {} if verdict.reverted else programs(captures, stages, replayed)
         prepared.keep_original()
         graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
-        taken = memory(prepared, captures, stages, bound)
+        taken = memory(prepared, captures, stages)
         graphs.enabled = recorded
         timings = time(prepared, captures, ledger, config, stages, effort.timing)
         slower = timings.slower() if timed and timings is not None else None

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert import converter as converter_module
-from kfconvert.conversion import remembered, selector, timing, trials
+from kfconvert.conversion import pipeline, remembered, selector, timing, trials
 from kfconvert.conversion.remembered import Remembered
 from kfconvert.profiling import Comparison
 
@@ -101,8 +100,8 @@ def test_what_is_remembered_is_still_checked_for_accuracy(folder, timed, monkeyp
 
 
 def test_times_that_led_to_sites_which_were_dropped_are_not_kept(folder, monkeypatch):
-    own = converter_module.validate
-    monkeypatch.setattr(converter_module, "validate", lambda *args: dataclasses.replace(own(*args), dropped=True))
+    own = pipeline.validate
+    monkeypatch.setattr(pipeline, "validate", lambda *args: dataclasses.replace(own(*args), dropped=True))
     converted()
     assert not folder.exists() or not list(folder.iterdir())
 
