@@ -63,6 +63,27 @@ def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
     return None
 
 
+def is_close(expected: Any, actual: Any, tolerances: Mapping[torch.dtype, float], share: float = 1.0) -> bool:
+    """Whether two outputs differ only by rounding.
+
+    Args:
+        tolerances: the largest error for each floating-point dtype, relative to the largest value of ``expected``. For
+            complex tensors the dtype of their parts counts; tensors of other dtypes must be equal.
+        share: the share of the tolerance that is allowed.
+    """
+    if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
+        return expected is actual or (type(expected) is type(actual) and expected == actual)
+    if expected.shape != actual.shape or expected.dtype is not actual.dtype:
+        return False
+    if expected.is_complex():
+        expected, actual = (torch.view_as_real(each.resolve_conj()) for each in (expected, actual))
+    if expected.dtype not in tolerances:
+        return torch.equal(expected, actual)
+    scale = expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if expected.numel() else 0.0
+    tolerance = share * tolerances[expected.dtype] * (scale or 1.0)
+    return torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
+
+
 def is_same_tensor(tensor: Tensor, known: Tensor) -> bool:
     """Whether two tensors have equal values, with NaN equal to NaN."""
     kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (tensor, known)]

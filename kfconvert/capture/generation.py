@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..accuracy import is_close
 from ..inputs import ExampleCall, bounded_lookups, caches_in, capacity_for, holds_tokens, static_key_values
 from ..process import quiet_thread
 from ..region import CaptureError
 from .captured import Capture, capture, unforeseen
 from .parts import choices
-from .trial_runs import is_close
+from .trial_runs import TOLERANCES
 
 # The prompt size of traces, in examples and tokens: two different sizes, small for speed.
 BATCH, LENGTH = 2, 5
@@ -113,7 +114,7 @@ def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall |
         return None
     with torch.no_grad():
         logits, others = (each(model).logits for each in (step.call, call))
-    if not is_close(logits, others):
+    if not is_close(logits, others, TOLERANCES):
         return None
     varied = {name: _static(each, SPARE) for name, each in step.varied.items() if name != "step"}
     return GenerationCall(call, example, {name: each for name, each in varied.items() if each is not None})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..accuracy import seeded
+from ..accuracy import is_close, seeded
 from ..graph import mark_orders
 from ..inputs import TreeForm, bounded_lookups, copy_of, is_cache
 from ..modules import CHANNELS_LAST
@@ -26,7 +26,7 @@ from ..torch_state import is_transformed
 from .watched_run import Way
 
 # Both sides run the same operators, possibly with different algorithms. A wrong branch differs grossly.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 FEW = 8
 
@@ -99,7 +99,7 @@ def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], A
 
     def agrees(seed: int) -> bool:
         (expected, moved), (actual, also) = (drawn(each, seed) for each in (model, _called_by_names(region, run)))
-        return moved == also and all(map(partial(is_close, share=0.01), expected, actual))
+        return moved == also and all(map(partial(is_close, tolerances=TOLERANCES, share=0.01), expected, actual))
 
     return agrees(0) and agrees(1)
 
@@ -274,7 +274,7 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
             outputs, form = region.flat_outputs(_called_by_names(region, run), leaves)
     except Exception as error:
         raise CaptureError(reason) from error
-    if form != seen.form or not all(map(is_close, seen.outputs, outputs)):
+    if form != seen.form or not all(map(partial(is_close, tolerances=TOLERANCES), seen.outputs, outputs)):
         raise CaptureError(reason)
     given = set(map(id, seen.leaves))
     if not all(_is_of_one_kind(*each) for each in zip(seen.outputs, outputs) if id(each[0]) not in given):
@@ -367,25 +367,9 @@ def _agrees(
             expected, structure = region.flat_outputs(model, leaves)
             # For a size that the graph does not support, it may compute more than the model does.
             actual, own_structure = region.flat_outputs(_called_by_names(region, run), leaves)
-        return structure == own_structure and all(map(partial(is_close, share=share), expected, actual))
+        return structure == own_structure and all(map(partial(is_close, tolerances=TOLERANCES, share=share), expected, actual))
     except Exception:  # a size with any error is not admitted
         return False
-
-
-def is_close(expected: Any, actual: Any, share: float = 1.0) -> bool:
-    """Whether two outputs differ only by rounding; ``share`` of the usual tolerance is allowed."""
-    if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
-        return type(expected) is type(actual) and expected == actual
-    if expected.shape != actual.shape or expected.dtype is not actual.dtype:
-        return False
-    if expected.is_complex():
-        expected, actual = (torch.view_as_real(each.resolve_conj()) for each in (expected, actual))
-        return is_close(expected, actual, share)
-    if expected.dtype not in _TOLERANCE:
-        return torch.equal(expected, actual)
-    scale = expected.double().nan_to_num().abs().max().item() if expected.numel() else 1.0
-    tolerance = share * _TOLERANCE[expected.dtype] * (scale or 1.0)
-    return torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -191,3 +191,18 @@ def test_other_state_is_fixed_until_a_refresh(what, fused_once, patch):
     before = hits(fused)
     torch.testing.assert_close(called(fused), called(model))
     assert hits(fused) == before and "kfconvert_refresh" in str(fused.kfconvert_info()["guard"]["misses"])
+
+
+class Spectrum(nn.Sequential):
+    def forward(self, x):
+        return torch.fft.rfft(super().forward(x))
+
+
+def test_a_refresh_keeps_a_right_program_with_complex_outputs():
+    """Its fused layers round otherwise than the original's."""
+    torch.manual_seed(0)
+    model = Spectrum(nn.Linear(8, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 64)).eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused.kfconvert_refresh()
+    torch.testing.assert_close(called(fused), called(model))
+    assert hits(fused) == 1 and not fused.kfconvert_info()["guard"]["misses"]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ...accuracy import is_close
 from ...inputs import build
 from ..recording.variant import Variant
 from .original_forwards import originals
 
 # The largest error that counts as rounding, relative to the largest value of an output.
-_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
-_OF_HALF_TYPES = 5e-2
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
 
 def differs(variant: Variant, model: nn.Module) -> bool:
@@ -33,16 +34,4 @@ def differs(variant: Variant, model: nn.Module) -> bool:
         except Exception:  # the model's code may reject random inputs
             return False
         actual = variant.program.run(given[1])
-    return not all(map(_is_close, actual, expected))
-
-
-def _is_close(value: Any, other: Any) -> bool:
-    if not isinstance(value, Tensor) or not isinstance(other, Tensor):
-        return True
-    if value.shape != other.shape or value.dtype != other.dtype:
-        return False
-    if not value.is_floating_point():
-        return torch.equal(value, other)
-    scale = other.abs().nan_to_num(0.0, 0.0, 0.0).amax().item() if other.numel() else 0.0
-    tolerance = _ROUNDING.get(value.dtype, _OF_HALF_TYPES)
-    return torch.allclose(value, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    return not all(map(partial(is_close, tolerances=_TOLERANCES), expected, actual))

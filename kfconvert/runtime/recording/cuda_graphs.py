@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from ...accuracy import is_close
 from ...process import switched_off
 from .driver_graph import has_driver
 from .program import Plans, Program
@@ -31,9 +32,9 @@ HALVED_AFTER = 1024
 MOST_COUNTED = 1024
 # After so many refused kinds of calls and no recording, a program is not tried again.
 MOST_REFUSALS = 3
-# Tolerance of a replay relative to the largest value: libraries add atomically in varying order, while an incorrect
+# Errors of a replay relative to the largest value: libraries add atomically in varying order, while an incorrect
 # recording differs grossly.
-TOLERANCE = 1e-2
+_TOLERANCES = dict.fromkeys((torch.float64, torch.float32, torch.float16, torch.bfloat16), 1e-2)
 
 # One recording at a time in a process.
 _one = threading.Lock()
@@ -221,7 +222,8 @@ class CudaGraphs:
             weights = program.read_by_code()
             call = partial(program.computed, plans)
             recording = Recording(call, leaves, weights, pool, is_random=outputs is None, static_outputs=static)
-            if outputs is not None and not _are_alike(recording.replay(leaves), outputs):
+            is_alike = partial(is_close, tolerances=_TOLERANCES)
+            if outputs is not None and not all(map(is_alike, outputs, recording.replay(leaves))):
                 raise Unrecordable("a replay's outputs differ from the recorded call's")
         except Unrecordable as reason:
             calls.refused.add(key)
@@ -297,16 +299,3 @@ _SWITCHES = (
     torch._C._get_math_sdp_enabled,
     torch._C._get_cudnn_sdp_enabled,
 )
-
-
-def _are_alike(replayed: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
-    return all(_is_alike(one, other) for one, other in zip(replayed, outputs))
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor):
-        return one is other or one == other
-    if not (one.is_floating_point() or one.is_complex()) or not one.numel():
-        return torch.equal(one, other)
-    scale = other.abs().nan_to_num(0, 0, 0).max()
-    return bool(torch.isclose(one, other, rtol=0, atol=TOLERANCE * float(scale), equal_nan=True).all())
