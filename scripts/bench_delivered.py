@@ -9,8 +9,8 @@ being behind: the median of turns of CALLS_A_TURN calls, not waited for; "waited
 "bare" replays a CUDA graph of the same forward, captured here, the copies of the inputs included.
 lengths: calls a second of a BERT-base with texts of LENGTHS lengths in random order, with CUDA graphs and without, in
 turns.
-memory: MiB that PyTorch has allocated on the device: before the conversion, after it, after calls without recordings,
-and frozen with originals="cpu"; and the most that a forward allocates beyond what is there before it.
+memory: MiB that PyTorch has allocated on the device: before the conversion, after it, and after calls without
+recordings; and the most that a forward allocates beyond what is there before it.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def lengths(dtype: torch.dtype) -> None:
 
 def memory(names: list[str], batch: int, seq_len: int, dtype: torch.dtype) -> None:
     peaks = (f"peak of a forward, {how}" for how in ("before", "launched", "replayed"))
-    table("model", "before", "converted", "after calls", "frozen, originals on the CPU", *peaks)
+    table("model", "before", "converted", "after calls", *peaks)
     for name in names:
         found = []
         for graphs in (False, True):
@@ -147,9 +147,6 @@ def memory(names: list[str], batch: int, seq_len: int, dtype: torch.dtype) -> No
                 call(fused)
             held.append(allocated())
             most.append(peak(partial(call, fused)))
-            freeze(fused, originals="cpu")
-            call(fused)
-            held.append(allocated())
             found.append((held, most))
             del fused
         (held, (before, launched)), (_, (_, replayed)) = found

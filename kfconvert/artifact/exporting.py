@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import os
+import warnings
 from functools import partial
 from typing import Any
 
@@ -68,9 +69,12 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
             program = _exported(guarded, variant, *_with_free_sizes(guarded, variant.region, leaves, call))
     lost = _lost_gradient(variant.region)
     if lost is not None:
-        guarded.notices.compilers.give_for_inference(
-            f"the captured graph may compute another gradient of {lost}, as the forward uses a torch.autograd.Function "
-            "or torch.no_grad()"
+        warnings.warn(
+            f"kfconvert: the exported program of {type(model).__name__} is for inference only, its gradients may "
+            f"differ: the captured graph may compute another gradient of {lost}, as the forward uses a "
+            "torch.autograd.Function or torch.no_grad().",
+            RuntimeWarning,
+            stacklevel=2,
         )
     if path is not None:
         try:
@@ -81,9 +85,7 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
 
 
 def _example(guarded: GuardedForward, example_inputs: Any) -> ExampleCall:
-    """Returns the call to export, on the model's device; moves weights on the host back to it."""
-    if guarded.frozen is not None:
-        guarded.frozen.bring_back("it is exported")
+    """Returns the call to export, on the model's device."""
     model = guarded.model
     tensor = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
     try:

@@ -367,7 +367,9 @@ def _agrees(
             expected, structure = region.flat_outputs(model, leaves)
             # For a size that the graph does not support, it may compute more than the model does.
             actual, own_structure = region.flat_outputs(_called_by_names(region, run), leaves)
-        return structure == own_structure and all(map(partial(is_close, tolerances=TOLERANCES, share=share), expected, actual))
+        return structure == own_structure and all(
+            map(partial(is_close, tolerances=TOLERANCES, share=share), expected, actual)
+        )
     except Exception:  # a size with any error is not admitted
         return False
 

@@ -16,8 +16,7 @@ from ..runtime import (
     Codes,
     CudaGraphs,
     Ledger,
-    MissCallback,
-    MissNotices,
+    Notices,
     OnMiss,
     Variant,
     install,
@@ -96,7 +95,7 @@ def check_callback(on_miss: Any) -> None:
 
 def leave_as_it_is(model: nn.Module, stats: dict[str, Any]) -> None:
     """Give ``model``, which has no programs, the other attributes of a converted model."""
-    ledger = Ledger(ConversionStats(stats), MissNotices(model), CudaGraphs(type(model).__name__))
+    ledger = Ledger(ConversionStats(stats), Notices(type(model).__name__), CudaGraphs(type(model).__name__))
     model.__dict__["kfconvert_info"], model.__dict__["kfconvert_refresh"] = ledger.info, ledger.refresh
 
 
@@ -107,7 +106,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
         on_miss: called with each miss of the model from now on.
     """
     model, ledger = result.model, result.ledger
-    ledger.notices.on_miss = MissCallback(on_miss, ledger.notices.model_name)
+    ledger.notices.on_miss = on_miss
     ledger.reset_counters()
     if not ledger.guarded:
         ledger.graphs.enabled = False

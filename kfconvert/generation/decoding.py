@@ -74,7 +74,7 @@ class Generate(OfConversion):
         self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._lock = threading.Lock()
         # Whether the call with the lock runs a streamer or criteria, which may do anything.
-        self._tells = False
+        self._has_listeners = False
         self._sessions: OrderedDict[tuple[int, int], Session] = OrderedDict()
         # One pool for all sessions, which take turns. Separate pools would keep the memory of deleted sessions.
         self._pools: dict[torch.device, Pool] = {}
@@ -139,49 +139,55 @@ class Generate(OfConversion):
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Runs as ``custom_generate`` of ``generate`` and returns the prompt and the new tokens, [batch, length]."""
-        told = None
+        """Runs as ``custom_generate`` of ``generate`` and returns the prompt and the new tokens, [batch, length].
+
+        Raises:
+            RuntimeError: the program stopped being valid after a streamer or criterion has received tokens.
+        """
+        listeners = None
         try:
             asked = request(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs
             )
-            told = _Told(asked, streamer)
-            with self._taking_turns(told):
-                tokens = self._tokens(model, asked, told, input_ids, model_kwargs)
+            listeners = _Listeners(asked, streamer)
+            with self._taking_turns(listeners):
+                tokens = self._tokens(model, asked, listeners, input_ids, model_kwargs)
             self.served += 1
             return tokens
         except NotServed as reason:
+            if listeners is not None and listeners.have_heard:
+                raise RuntimeError(f"generate() cannot go on after tokens were passed on: {reason}") from reason
             self.others[str(reason)] += 1
         return type(model)._sample(
             model,
             input_ids,
             logits_processor=logits_processor,
-            stopping_criteria=_asked_after(stopping_criteria, told.answers if told else []),
+            stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             synced_gpus=synced_gpus,
-            streamer=streamer and _After(streamer, told.count if told else 0),
+            streamer=streamer,
             **model_kwargs,
         )
 
     @contextmanager
-    def _taking_turns(self, told: _Told) -> Iterator[None]:
+    def _taking_turns(self, listeners: _Listeners) -> Iterator[None]:
         """Context manager in which no other call uses the sessions. Raises NotServed if another call runs a streamer or
         criteria of unknown duration, which may have made this call, or wait for it."""
         while not self._lock.acquire(timeout=_LOOK_SECONDS):
-            if self._tells:
+            if self._has_listeners:
                 raise NotServed("a streamer or criterion of another call is running")
-        self._tells = told.is_wanted
+        self._has_listeners = listeners.are_wanted
         try:
             yield
         finally:
-            self._tells = False
+            self._has_listeners = False
             self._lock.release()
 
     def _tokens(
-        self, model: Any, asked: Request, told: _Told, input_ids: Tensor, model_kwargs: dict[str, Any]
+        self, model: Any, asked: Request, listeners: _Listeners, input_ids: Tensor, model_kwargs: dict[str, Any]
     ) -> Tensor:
         """Returns the tokens. Raises NotServed if the model has changed since its program was created. In this case the
-        only side effect is that the streamer and criteria in ``told`` have received tokens."""
+        only side effect is that the ``listeners`` have received tokens."""
         batch, length = input_ids.shape
         # Another loop must not see the tokens that the model writes to its cache.
         model_kwargs = {**model_kwargs, "past_key_values": copy.deepcopy(model_kwargs["past_key_values"])}
@@ -196,18 +202,24 @@ class Generate(OfConversion):
         session.begin(asked, input_ids, model_kwargs, outputs.past_key_values, outputs.logits[:, -1])
         del outputs, inputs
         try:
-            return self._continued(model, asked, told, session, length + 1, generator)
+            return self._continued(model, asked, listeners, session, length + 1, generator)
         except NotServed:
             if generator is not None and before is not None:
                 generator.set_state(before)
             raise
 
     def _continued(
-        self, model: Any, asked: Request, told: _Told, session: Session, made: int, generator: torch.Generator | None
+        self,
+        model: Any,
+        asked: Request,
+        listeners: _Listeners,
+        session: Session,
+        made: int,
+        generator: torch.Generator | None,
     ) -> Tensor:
         """Continues ``_tokens`` with ``made`` tokens, including the prompt, in the ``session``."""
         states: list[Tensor] = []  # of the generator, before each of the last steps
-        is_over = told.is_wanted and told.of(session, made)
+        is_over = listeners.are_wanted and listeners.hear(session, made)
         while made < asked.max_length and not is_over:
             if made >= session.capacity:
                 larger = self._session(model, session.batch, min(asked.max_length, 2 * session.capacity))
@@ -215,7 +227,7 @@ class Generate(OfConversion):
                 session = larger
             self._ready(model, session)
             step = session.step(asked)
-            several = STEPS_BETWEEN if session.pool is not None and not told.is_wanted else 1
+            several = STEPS_BETWEEN if session.pool is not None and not listeners.are_wanted else 1
             end = min(made + several, asked.max_length, session.capacity)
             del states[:]
             for _ in range(end - made):
@@ -223,11 +235,11 @@ class Generate(OfConversion):
                     states.append(generator.get_state())
                 step()
             made = end
-            is_over = told.of(session, made)
+            is_over = listeners.hear(session, made)
         if asked.do_sample and session.is_undrawable:
             # The message of torch.multinomial, which transformers' loop raises immediately.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-        told.end()
+        listeners.end()
         count = int(session.length)
         if generator is not None and count < made:  # restore the state after the last needed draw
             generator.set_state(states[count - made])
@@ -269,71 +281,29 @@ class Generate(OfConversion):
         return self._pools.get(device)
 
 
-class _Told:
-    """Calls a streamer and unknown stopping criteria after each token.
-
-    ``count``: number of tokens passed to the streamer; ``answers``: answers of the criteria.
-    """
+class _Listeners:
+    """The streamer and the unknown stopping criteria of a call, which receive each token."""
 
     def __init__(self, asked: Request, streamer: Any):
         self._asked, self._streamer = asked, streamer
-        self.count = 0
-        self.answers: list[Any] = []
+        self.are_wanted = streamer is not None or asked.criteria is not None
+        self.have_heard = False
 
-    @property
-    def is_wanted(self) -> bool:
-        return self._streamer is not None or self._asked.criteria is not None
-
-    def of(self, session: Session, made: int) -> bool:
-        """Whether all rows have finished after ``made`` tokens. Raises NotServed if criteria return no answer per
-        row."""
+    def hear(self, session: Session, made: int) -> bool:
+        """Passes on the last of ``made`` tokens, and returns whether all rows have finished."""
+        self.have_heard |= self.are_wanted
         criteria = self._asked.criteria
         if criteria is not None:
             tokens = session.sequences[:, :made].clone()
-            version = tokens._version
-            self.answers.append(criteria(tokens, None))
-            if tokens._version != version:  # a criterion changed a token
-                session.take_over(tokens)
-            if getattr(self.answers[-1], "shape", None) != session.finished.shape:
-                raise NotServed("its stopping criteria do not return an answer per row")
-            session.finished.logical_or_(self.answers[-1])
+            session.finished.logical_or_(criteria(tokens, None))
+            session.take_over(tokens)  # a criterion may have changed a token
         if self._streamer is not None:
             self._streamer.put(session.sequences[:, made - 1].to("cpu", copy=True))
-            self.count += 1
         return bool((self._asked.ends or criteria is not None) and session.finished.all())
 
     def end(self) -> None:
         if self._streamer is not None:
             self._streamer.end()
-
-
-class _After:
-    """A streamer that already received the first ``count`` tokens."""
-
-    def __init__(self, streamer: Any, count: int):
-        self._streamer, self._count = streamer, count
-
-    def put(self, tokens: Tensor) -> None:
-        if self._count == 0:
-            self._streamer.put(tokens)
-        self._count = max(self._count - 1, 0)
-
-    def end(self) -> None:
-        self._streamer.end()
-
-
-def _asked_after(criteria: Any, answers: list[Any]) -> Any:
-    """The ``criteria``, which already returned these ``answers``."""
-    if not answers:
-        return criteria
-    own, left = type(criteria), iter(answers)
-
-    class Again(own):  # type: ignore[misc, valid-type]  # a list, whose items are asked for their attributes
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            known = next(left, None)
-            return super().__call__(*args, **kwargs) if known is None else known
-
-    return Again(criteria)
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -50,35 +50,20 @@ class Request:
         """Returns the key of a step's recording."""
         return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
 
-    def held_back(self, words: int, device: torch.device) -> Tensor | None:
-        """Returns a boolean mask [words] of words that the last processors forbid before ``least``, which a greedy
-        choice may exclude itself; None if there are none."""
-        processors = self.processors[self._first_of_last :]
-        every = torch.arange(words, device=device)
-        ends = [torch.isin(every, processor.eos_token_id.to(device)) for processor in processors]
-        return torch.stack(ends).any(0) if ends else None
-
     def endings(self, words: int, device: torch.device) -> dict[int, Tensor]:
-        """Returns a mask like ``held_back`` for each such processor that ``scores`` applies, by index."""
+        """Returns a boolean mask [words] of the words that each processor of a minimum length forbids before ``least``,
+        by index of the processor."""
         every = torch.arange(words, device=device)
         return {
             index: torch.isin(every, processor.eos_token_id.to(device))
-            for index, processor in enumerate(self.processors[: self._first_of_last])
+            for index, processor in enumerate(self.processors)
             if _holds_back(processor)
         }
-
-    @property
-    def _first_of_last(self) -> int:
-        """The index of the first of the trailing processors that exclude words."""
-        count = len(self.processors)
-        while count and not self.do_sample and _holds_back(self.processors[count - 1]):
-            count -= 1
-        return count
 
     def scores(
         self, sequences: Tensor, length: Tensor, least: Tensor, logits: Tensor, endings: dict[int, Tensor]
     ) -> Tensor:
-        """Applies the processors to the scores, without the words of ``held_back``.
+        """Applies the processors to the scores.
 
         Args:
             sequences: int64 of shape [batch, width]: the tokens of each row, padded with its first token.
@@ -87,12 +72,11 @@ class Request:
             logits: shape [batch, words], any floating-point dtype. The scores are float32, as in transformers, or of a
                 half type if no processor changes them, which is equivalent.
         """
-        processors = self.processors[: self._first_of_last]
-        if not processors and not self.do_sample:
+        if not self.processors and not self.do_sample:
             logits = logits.float() if logits.dtype is torch.float64 else logits
             return logits if logits.stride(-1) == 1 else logits.contiguous()
         scores = logits.to(torch.float32, copy=True)
-        for index, processor in enumerate(processors):
+        for index, processor in enumerate(self.processors):
             if index in endings:
                 scores = torch.where(endings[index] & (length < least), -torch.inf, scores)
             else:

@@ -21,7 +21,6 @@ class _Fixed(NamedTuple):
     """Values that are constant in all steps of a request, and are computed outside of recordings."""
 
     endings: dict[int, Tensor]
-    held_back: Tensor | None
     ends: Tensor | None
 
 
@@ -153,7 +152,7 @@ class Session:
             if len(self._known) >= MOST_RECORDINGS:
                 self._known.clear()
             ends = torch.tensor(asked.ends, device=device) if asked.ends else None
-            self._known[key] = _Fixed(asked.endings(words, device), asked.held_back(words, device), ends)
+            self._known[key] = _Fixed(asked.endings(words, device), ends)
         return self._known[key]
 
     def run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
@@ -174,7 +173,7 @@ class Session:
             # Either all or no probabilities of a row are NaN.
             self.is_undrawable.logical_or_(scores[:, 0].isnan().any())
         next_token_(
-            scores, fixed.held_back, self.least, fixed.ends, asked.pad, self.sequences, self.length, self.finished,
+            scores, None, self.least, fixed.ends, asked.pad, self.sequences, self.length, self.finished,
             self.arguments["input_ids"], self.cache.position, self.arguments.get("position_ids"), self._scratch,
         )  # fmt: skip
 

@@ -17,8 +17,7 @@ _METRICS = {
     "kfconvert_replayed_calls_total": "Calls that replayed a CUDA graph.",
     "kfconvert_launched_calls_total": "Calls without a replay, in models with graphs.",
     "kfconvert_recordings": "Recorded CUDA graphs.",
-    "kfconvert_memory_bytes": "Memory of weights, of tensors derived from them, of CUDA graphs, and of weights on "
-    "the host.",
+    "kfconvert_memory_bytes": "Memory of weights, of tensors derived from them, and of CUDA graphs.",
 }
 
 
@@ -69,7 +68,7 @@ def _samples(info: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], int]]:
         yield f"kfconvert_{what}_calls_total", {}, graphs.get(what, 0)
     yield "kfconvert_recordings", {}, graphs.get("recordings", 0)
     kinds = {kind: memory.get(kind) for kind in ("weights", "derived")} | {"recordings": graphs.get("bytes", 0)}
-    for kind, size in (kinds | {"host": info["frozen"]["host_bytes"]} if info.get("frozen") else kinds).items():
+    for kind, size in kinds.items():
         if size is not None:
             yield "kfconvert_memory_bytes", {"kind": kind}, size
 

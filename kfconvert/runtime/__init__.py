@@ -2,13 +2,13 @@
 
 from .dispatch.freezing import FrozenError, freeze
 from .dispatch.guarded import GuardedForward, guarded_forward, install, uninstall
-from .dispatch.ledger import Ledger, MissNotices
-from .dispatch.miss_callback import MissCallback, OnMiss
+from .dispatch.ledger import Ledger
+from .dispatch.notices import Notices, OnMiss
 from .dispatch.original_forwards import originals
 from .dispatch.recompute import autograd_nodes
 from .recording.cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
 from .recording.merged_weights import merge, separate, whole
-from .recording.program import Program, UnfitTensors
+from .recording.program import Program
 from .recording.recording import Pool, Recording, Repeated, Unrecordable
 from .recording.variant import Variant
 from .state.active_modes import default_device, function_mode
@@ -60,8 +60,7 @@ __all__ = [
     "MISSING",
     "OF_EXPORT",
     "MOST_RECORDINGS",
-    "MissCallback",
-    "MissNotices",
+    "Notices",
     "OF_CONVERSION",
     "LAYOUT",
     "OF_EVERY_MODULE",
@@ -72,7 +71,6 @@ __all__ = [
     "ROOT",
     "Recording",
     "Repeated",
-    "UnfitTensors",
     "Unrecordable",
     "UNKNOWN",
     "NoEvidence",

@@ -1,7 +1,6 @@
 """Small models of several kinds, each as it is and converted."""
 
 import pytest
-import torch
 from support.small_models import MAKERS, converted
 
 
@@ -19,10 +18,3 @@ def original(make):
 @pytest.fixture
 def fused(make):
     return converted(make)
-
-
-@pytest.fixture(autouse=True)
-def compilations_of_other_tests_do_not_count():
-    """Dynamo compiles one function so many times and then no more, and all converted models run the same one."""
-    yield
-    torch._dynamo.reset()

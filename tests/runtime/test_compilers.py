@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.dispatch.compilers import ScriptingError
 
 
 class Branching(nn.Module):
@@ -133,23 +132,3 @@ def test_the_converted_model_itself_keeps_its_program(way, pair):
         for each in (fused, copy.deepcopy(fused)):
             torch.testing.assert_close(each(X), model(X))
             assert each.kfconvert_info()["guard"] == {"hits": hits + 1, "misses": {}}
-
-
-@pytest.mark.filterwarnings("always")
-def test_a_conversion_of_a_converted_model_is_no_compiler(pair, recwarn):
-    _, fused = pair
-    model = nn.Sequential(fused, nn.Linear(8, 8)).eval()
-    assert convert(model).kfconvert_info()["total_replaced"] == 3
-    assert not warned(recwarn)
-
-
-@pytest.mark.parametrize("build", [whole, lambda: Branching().eval()])
-def test_scripting_is_refused_in_one_line(build):
-    fused = convert(build())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated
-        with pytest.raises(ScriptingError, match="^torch.jit.script cannot compile the forward of a") as refusal:
-            torch.jit.script(fused)
-    assert "\n" not in str(refusal.value)
-    # Other code that asks for the attribute finds that there is none.
-    assert not any(hasattr(module.forward, "__globals__") for module in fused.modules() if "forward" in vars(module))

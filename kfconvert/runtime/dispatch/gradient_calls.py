@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from ...inputs import MAX_SPELLINGS
-from ..recording.program import UnfitTensors
-from ..recording.program_errors import leave_to_original
+from ..recording.program_errors import Fallback
 from ..recording.variant import Variant
 from ..state.model_state import ModelState
 from .original_forwards import originals
-from .recompute import Differentiable, has_reentrant_checkpoint, is_connected, run_recorded, saved_memory, unsaved
+from .recompute import has_reentrant_checkpoint, is_connected, run_recorded
 
 _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which recomputes it: "
 
@@ -26,7 +25,7 @@ class GradientCall:
 
     Args:
         state: the state of ``model``. This object keeps the model alive for a later backward pass.
-        original: the forward of ``model`` from before its conversion.
+        forward_of: returns the forward of ``model`` from before its conversion.
         parameters: the parameters of the model, in the order of ``state``.
         leaves: the flat arguments.
     """
@@ -36,47 +35,20 @@ class GradientCall:
         variant: Variant,
         state: ModelState,
         model: nn.Module,
-        original: Callable[..., Any],
+        forward_of: Callable[[nn.Module], Callable[..., Any]],
         parameters: list[torch.Tensor],
         leaves: list[Any],
     ):
-        self._variant, self._state, self._model, self._original = variant, state, model, original
+        self._variant, self._state, self._model, self._forward_of = variant, state, model, forward_of
         self._parameters, self._leaves = parameters, leaves
 
-    def refusal(self) -> str | None:
-        """The reason why this call must run the original; None where a later backward pass can compute gradients."""
-        region, known = self._variant.region, self._state.parameters
-        if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
-            return "saved-tensor hooks are disabled, and the call requires gradients"
-        if region.is_random:
-            return "it draws random numbers, and the call requires gradients"
-        if region.communicates or region.shards:
-            return "it runs on several ranks, and the call requires gradients"
-        if region.counts_statistics:
-            return "a norm layer updates its statistics in each call, and the call requires gradients"
-        if self._state.asks_for_gradients:
-            return f"the model's code reads {self._state.asks_for_gradients}, and the call requires gradients"
-        if region.returns_inputs:
-            return "it returns an input or a weight unchanged, and the call requires gradients"
-        if not all(map(operator.is_, self._parameters, known)) or len(self._parameters) != len(known):
-            # torch.func.functional_call replaces parameters during one call only, and backward comes later.
-            return "its parameters differ from the converted ones, and the call requires gradients"
-        if any(map(_has_hooks, self._parameters)):
-            return "a parameter has hooks, which backward would call too often"
-        if self._state.hooked_backward is not None:
-            return f"{self._state.hooked_backward}, and the call requires gradients"
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in self._leaves):
-            return "an argument is an inference tensor, and the call requires gradients"
-        ours = {id(parameter) for parameter in self._parameters}
-        if any(tensor.requires_grad and id(tensor) not in ours for tensor in self._variant.program.tensors()):
-            return "a buffer or an attribute requires a gradient"
+    def run(self) -> tuple[Any, ...]:
+        """Return the flat outputs of the program; backward recomputes the original. Raises Fallback where backward
+        could not compute the gradients."""
+        reason = self._refusal()
+        if reason is not None:
+            raise Fallback(f"{reason}, and the call requires gradients")
         differentiable = self._differentiable()
-        return f"{differentiable}, and the call requires gradients" if isinstance(differentiable, str) else None
-
-    def run(self) -> Any:
-        """Return the flat outputs of the program; backward recomputes the original. Requires that refusal() is None."""
-        differentiable = self._differentiable()
-        assert isinstance(differentiable, Differentiable)
         region, program = self._variant.region, self._variant.program
         unchanged = program.unchanged()
 
@@ -84,22 +56,45 @@ class GradientCall:
             if not unchanged.holds_for(program.tensors()):
                 raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute has a new value")
             with originals(), self._as_in_forward():
-                return region.flat_outputs(self._original, flat)[0]
+                return region.flat_outputs(self._forward_of(self._model), flat)[0]
 
-        def fused(flat: list[Any]) -> tuple[Any, ...]:
-            try:
-                return program.run(flat)
-            except UnfitTensors:
-                raise
-            except Exception as error:  # saved-tensor hooks from outside the program may raise
-                leave_to_original(error, region, None)
-                raise
+        return run_recorded(
+            self._variant.flat, original, self._parameters, self._leaves, differentiable, program.tensors()
+        )
 
-        return run_recorded(fused, original, self._parameters, self._leaves, differentiable, program.tensors())
+    def _refusal(self) -> str | None:
+        """The reason why a later backward pass cannot compute gradients; None where it can."""
+        region, known = self._variant.region, self._state.parameters
+        if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
+            return "saved-tensor hooks are disabled"
+        if region.is_random:
+            return "it draws random numbers"
+        if region.communicates or region.shards:
+            return "it runs on several ranks"
+        if region.counts_statistics:
+            return "a norm layer updates its statistics in each call"
+        if self._state.asks_for_gradients:
+            return f"the model's code reads {self._state.asks_for_gradients}"
+        if region.returns_inputs:
+            return "it returns an input or a weight unchanged"
+        if not all(map(operator.is_, self._parameters, known)) or len(self._parameters) != len(known):
+            # torch.func.functional_call replaces parameters during one call only, and backward comes later.
+            return "its parameters differ from the converted ones"
+        if any(map(_has_hooks, self._parameters)):
+            return "a parameter has hooks, which backward would call too often"
+        if self._state.hooked_backward is not None:
+            return self._state.hooked_backward
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in self._leaves):
+            return "an argument is an inference tensor"
+        ours = {id(parameter) for parameter in self._parameters}
+        if any(tensor.requires_grad and id(tensor) not in ours for tensor in self._variant.program.tensors()):
+            return "a buffer or an attribute requires a gradient"
+        differentiable = self._differentiable()
+        return differentiable if isinstance(differentiable, str) else None
 
-    def _differentiable(self) -> Differentiable | str:
-        """Describe autograd's treatment of an original call, depending on which parameters and arguments require a
-        gradient; or return the reason why gradients cannot be computed later. One run of the original shows it."""
+    def _differentiable(self) -> Any:
+        """Which flat outputs have a gradient, depending on which parameters and arguments require one, as a tuple of
+        bools; or the reason why gradients cannot be computed later. One run of the original shows it."""
         tensors = (*self._parameters, *(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)))
         wanted = bytes(tensor.requires_grad for tensor in tensors)
         known = self._variant.region.differentiable
@@ -109,16 +104,15 @@ class GradientCall:
             known[wanted] = self._look_up_differentiable()
         return known[wanted]
 
-    def _look_up_differentiable(self) -> Differentiable | str:
-        # Hooks on saved tensors (checkpoints, offloading) must not keep anything of this run.
-        with originals(), torch.enable_grad(), saved_memory() as saved:
-            outputs, _ = self._variant.region.flat_outputs(self._original, self._leaves)
+    def _look_up_differentiable(self) -> tuple[bool, ...] | str:
+        # Hooks on saved tensors (checkpoints, offloading) must not receive those of this run.
+        with originals(), torch.enable_grad(), _without_hooks():
+            outputs, _ = self._variant.region.flat_outputs(self._forward_of(self._model), self._leaves)
         if is_connected(outputs):
             return "one of its outputs is computed from another"
         if has_reentrant_checkpoint(outputs):
             return "it uses a reentrant checkpoint"
-        wanted = tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
-        return Differentiable(wanted, unsaved(self._leaves, saved))
+        return tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
 
     @contextmanager
     def _as_in_forward(self) -> Iterator[None]:
@@ -151,3 +145,9 @@ class GradientCall:
 
 def _has_hooks(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def _without_hooks() -> torch.autograd.graph.saved_tensors_hooks:
+    """Context manager without the hooks on saved tensors that are active around it. A hook that returned its tensor
+    would make a reference cycle."""
+    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)

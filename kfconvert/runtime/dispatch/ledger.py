@@ -1,66 +1,14 @@
-"""The statistics of a converted model, its call counters, and the reports of its misses."""
+"""The statistics of a converted model, and its call counters."""
 
 from __future__ import annotations
 
-import logging
-import warnings
-from typing import TYPE_CHECKING, Any, Protocol
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from ..recording.cuda_graphs import CudaGraphs
-from .compilers import Notice
-from .miss_callback import MissCallback
+from .notices import Notices
 
 if TYPE_CHECKING:
     from .guarded import GuardedForward
-
-_LOG = logging.getLogger(__name__)
-
-
-class MissNotices:
-    """Reports the misses of all guarded forwards of a model: one warning per model, the logger, and the user's
-    function. ``silent`` disables all reports while a conversion makes the calls."""
-
-    def __init__(self, model: nn.Module):
-        self.model_name = type(model).__name__
-        self.silent = self._warned = False
-        self.on_miss = MissCallback(None, self.model_name)
-        self.compilers = Notice(self.model_name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return a state without reports: a copy or unpickled model reports its first miss again."""
-        return vars(self) | {"_warned": False}
-
-    def reset(self) -> None:
-        """Forget all earlier reports."""
-        self.silent = self._warned = False
-
-    def tell(self, path: str, reason: str, is_new: bool, is_expected: bool, stacklevel: int) -> None:
-        """Report a miss of the module ``path``. ``is_new``: the first miss of the module with this reason;
-        ``is_expected``: an expected miss, as in train mode, which causes no warning."""
-        if self.silent:
-            return
-        name = self.model_name + (f".{path}" if path else "")
-        if is_new:
-            _LOG.info("%s runs its original forward: %s", name, reason)
-        if not (self._warned or is_expected):
-            self._warned = True
-            warnings.warn(
-                f"kfconvert: {name} runs its original forward for this call: {reason}. "
-                "Further misses are counted in model.kfconvert_info().",
-                RuntimeWarning,
-                stacklevel=stacklevel + 1,
-            )
-        self.on_miss(reason, stacklevel + 1)
-
-
-class Generates(Protocol):
-    """The interface that a ledger uses of the ``generate`` of a converted model."""
-
-    def info(self) -> dict[str, Any]: ...
-
-    def reset_counters(self) -> None: ...
 
 
 class Ledger:
@@ -70,11 +18,11 @@ class Ledger:
     CUDA graphs.
     """
 
-    def __init__(self, stats: dict[str, Any], notices: MissNotices, graphs: CudaGraphs):
+    def __init__(self, stats: dict[str, Any], notices: Notices, graphs: CudaGraphs):
         self.stats, self.notices, self.graphs = stats, notices, graphs
         self.guarded: dict[str, GuardedForward] = {}
         # The ``generate`` of the instance, which counts its calls; None where the model uses its class's method.
-        self.generate: Generates | None = None
+        self.generate: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model does not contain a part that was removed from it.
@@ -85,8 +33,7 @@ class Ledger:
         separately captured submodule. "switched_off" has the paths of submodules that now always run their original
         forward, as more calls had unsupported arguments than supported ones. "cuda_graphs" has the current recordings.
         "generate" is None, or the number of its calls that were decoded on a static cache, and the reasons of the
-        others. "frozen" is None, or for a frozen model ``host_bytes``: its bytes in host memory."""
-        frozen = next((g.frozen for g in self.guarded.values()), None)
+        others. "frozen" says whether ``kfconvert.freeze`` was called."""
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
         guard = counts.pop("", {"hits": 0, "misses": {}})
         now = {
@@ -95,7 +42,7 @@ class Ledger:
             "switched_off": [path for path, guarded in self.guarded.items() if guarded.is_off],
             "cuda_graphs": self.graphs.info(),
             "generate": None if self.generate is None else self.generate.info(),
-            "frozen": None if frozen is None else {"host_bytes": frozen.host_bytes},
+            "frozen": any(guarded.frozen is not None for guarded in self.guarded.values()),
         }
         return type(self.stats)({**self.stats, **now})  # its class may have a display for notebooks
 

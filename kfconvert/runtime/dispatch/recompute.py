@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,69 +55,33 @@ def autograd_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
         pending += [before for before, _ in node.next_functions]
 
 
-@dataclass(frozen=True)
-class Differentiable:
-    """Autograd's treatment of a call: which of the flat ``outputs`` have a gradient, and which flat inputs
-    (``unsaved``) it does not save, so that they may be written before backward."""
-
-    outputs: tuple[bool, ...]
-    unsaved: frozenset[int]
-
-
-@contextmanager
-def saved_memory() -> Iterator[set[Any]]:
-    """Context manager that disables other saved-tensor hooks; the set collects the memory that forwards save."""
-    found: set[Any] = set()
-
-    def noted(tensor: Tensor) -> Tensor:
-        found.add(memory_of(tensor))
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(noted, Tensor.detach):
-        yield found
-
-
-def unsaved(leaves: list[Any], saved: set[Any]) -> frozenset[int]:
-    """The indices of tensors among ``leaves`` whose memory was not ``saved``."""
-    tensors = ((index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.numel())
-    return frozenset(index for index, leaf in tensors if memory_of(leaf) not in saved)
-
-
 def run_recorded(
     fused: Callable[[list[Any]], tuple[Any, ...]],
     original: Callable[[list[Any]], Any],
     parameters: list[Tensor],
     leaves: list[Any],
-    differentiable: Differentiable,
+    differentiable: tuple[bool, ...],
     held: list[Tensor],
 ) -> tuple[Any, ...]:
     """The flat outputs of ``fused(leaves)``, with the gradients of ``original(leaves)`` for those ``differentiable``.
 
     Gradients reach the ``parameters`` and leaves that require them. An in-place change of one of them between forward
-    and backward is an error, as usual in autograd; leaves that autograd does not save are copied. ``held`` are the
-    tensors of the model that ``fused`` reads: a view of one of them is returned directly.
+    and backward is an error, as usual in autograd. ``held`` are the tensors of the model that ``fused`` reads: a view
+    of one of them is returned directly.
     """
     # Each parameter once: autograd would add the one gradient of a tied weight for each time that the weight is passed.
     wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
     indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    kept = [_kept(leaves[i]) if i in differentiable.unsaved else leaves[i] for i in indices]
     tensors = (*wanted, *(leaves[i] for i in indices))
-    return _Recomputed.apply(fused, original, leaves, differentiable.outputs, held, indices, wanted, kept, *tensors)
-
-
-def _kept(leaf: Tensor) -> Tensor:
-    """A differentiable copy of ``leaf``, or ``leaf`` itself where a copy has other strides."""
-    with torch.enable_grad():
-        copied = leaf.clone()
-    return copied if copied.stride() == leaf.stride() else leaf
+    return _Recomputed.apply(fused, original, leaves, differentiable, held, indices, len(wanted), *tensors)
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, fused, original, leaves, differentiable, held, indices, parameters, kept, *tensors):
-        ctx.original, ctx.indices, ctx.count = original, indices, len(parameters)
+    def forward(ctx, fused, original, leaves, differentiable, held, indices, count, *tensors):
+        ctx.original, ctx.indices, ctx.count = original, indices, count
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        ctx.save_for_backward(*parameters, *kept)
+        ctx.save_for_backward(*tensors)
         outputs = _without_bases(fused(leaves), (*tensors, *held))
         # An unused output has no gradient, and its inputs must not receive a gradient of zeros either.
         ctx.set_materialize_grads(False)
@@ -153,14 +116,14 @@ class _Recomputed(torch.autograd.Function):
         wanted = [*parameters, *(leaves[place] for place in ctx.indices)]
         sources = [tensor for tensor in wanted if tensor.requires_grad]
         if not sources:  # all were frozen meanwhile
-            return (None,) * (8 + len(wanted))
+            return (None,) * (7 + len(wanted))
         found = iter(
             torch.autograd.grad(
                 [o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, create_graph=again
             )
         )
         barrier.closed = False
-        return (None,) * 8 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
+        return (None,) * 7 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
 def _without_bases(outputs: tuple[Any, ...], known: tuple[Tensor, ...]) -> tuple[Any, ...]:

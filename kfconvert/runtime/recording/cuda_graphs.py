@@ -98,19 +98,17 @@ class CudaGraphs:
             return None
         kinds, recording = calls.last
         try:
-            if recording.is_random or kinds != _kinds(leaves) or not recording.reads(program.read_by_code()):
+            if kinds != _kinds(leaves) or not recording.reads(program.read_by_code()):
                 return None
         except KeyError:  # a weight was removed
             return None
         return Ahead(recording, recording.replay(leaves))
 
-    def run(
-        self, program: Program, leaves: list[Any], is_random: bool, is_part: bool, ahead: Ahead | None = None
-    ) -> tuple[Any, ...]:
+    def run(self, program: Program, leaves: list[Any], is_part: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
         """Return the flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
 
         Args:
-            is_random: whether the program draws random numbers, so that two calls differ.
+            program: draws no random numbers.
             is_part: whether the model's code receives the outputs, and may run the part again and use both results.
             ahead: the result of ``launch_ahead`` for the same call.
         """
@@ -137,8 +135,7 @@ class CudaGraphs:
         outputs = program.computed(plans, leaves)
         if self._is_wanted(calls, key) and _one.acquire(blocking=False):
             try:
-                static = self.static_outputs and not is_part
-                self._record(program, plans, key, leaves, None if is_random else outputs, device, static)
+                self._record(program, plans, key, leaves, outputs, device, self.static_outputs and not is_part)
             finally:
                 _one.release()
         return outputs
@@ -205,11 +202,11 @@ class CudaGraphs:
         plans: Plans,
         key: Any,
         leaves: list[Any],
-        outputs: tuple[Any, ...] | None,
+        outputs: tuple[Any, ...],
         device: torch.device,
         static: bool,
     ) -> None:
-        """Record the call that returned ``outputs``; None for a call that draws random numbers."""
+        """Record the call that returned ``outputs``."""
         calls: _Calls = plans.recordings
         if len(calls.recordings) >= self.most:
             least = min(calls.recordings, key=lambda kind: calls.recordings[kind].calls)
@@ -219,11 +216,9 @@ class CudaGraphs:
         if pool is None:
             pool = self._pools[device] = Pool(device)
         try:
-            weights = program.read_by_code()
-            call = partial(program.computed, plans)
-            recording = Recording(call, leaves, weights, pool, is_random=outputs is None, static_outputs=static)
+            recording = Recording(partial(program.computed, plans), leaves, program.read_by_code(), pool, static)
             is_alike = partial(is_close, tolerances=_TOLERANCES)
-            if outputs is not None and not all(map(is_alike, outputs, recording.replay(leaves))):
+            if not all(map(is_alike, outputs, recording.replay(leaves))):
                 raise Unrecordable("a replay's outputs differ from the recorded call's")
         except Unrecordable as reason:
             calls.refused.add(key)

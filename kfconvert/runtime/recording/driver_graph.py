@@ -72,13 +72,6 @@ def prepare_thread(device: int) -> None:
         _ready.devices.add(device)
 
 
-def copy_bytes(target: int, source: int, count: int, stream: int) -> None:
-    """Copy ``count`` bytes between two addresses on the device, on ``stream``."""
-    code = _driver().cuMemcpyDtoDAsync_v2(target, source, count, stream)
-    if code:
-        _refuse(code)
-
-
 def new_stream() -> int:
     """Return the pointer of a new stream on the current device; the default stream does not wait for it."""
     stream = ctypes.c_void_p()
@@ -173,7 +166,9 @@ class DriverGraph:
     def copy(self, target: int, source: int, count: int) -> CopyNode:
         """Within :meth:`capture`, add a copy of ``count`` bytes between two addresses on the device."""
         stream = torch.cuda.current_stream().cuda_stream
-        copy_bytes(target, source, count, stream)
+        code = _driver().cuMemcpyDtoDAsync_v2(target, source, count, stream)
+        if code:
+            _refuse(code)
         # The stream's next operation depends on its last node, which is this copy.
         status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
         nodes, nodes_count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()

@@ -19,12 +19,9 @@ from ..state.tensor_facts import memory_format_of, strides_of
 from ..state.watch import ROOT, Entry, Watch, flat_places, gather
 from ..state.watched_places import OF_EXPORT
 from ..state.weak_module import WeakModule
+from .program_errors import UnfitTensors
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, *OF_EXPORT)
-
-
-class UnfitTensors(RuntimeError):
-    """A tensor of the model does not have the properties that a program was made for; the message names them."""
 
 
 class Plans(SimpleNamespace):
@@ -90,10 +87,9 @@ class Program:
         self._sharing: list[tuple[Tensor, int]] = []
         self._check_weights = self._unchecked = 0
         self._latest: weakref.ref[Plans] | None = None
-        # Of a frozen program: its plans by layout, the tensors of its code, the callback before further plans.
+        # Of a frozen program: its plans by layout, and the tensors of its code.
         self._kept: Any = None
         self._kept_weights: list[Tensor] = []
-        self._before_planning: Callable[[], None] | None = None
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Run the program. Raises UnfitTensors before any computation where a tensor has changed in kind."""
@@ -105,25 +101,17 @@ class Program:
         layout = (libraries(), *self.layout(leaves))
         plans = derived.get(layout)
         if plans is None:
-            if self._before_planning is not None:
-                self._before_planning()
             plans = derived[layout] = self._unplanned()
         self._latest = weakref.ref(plans)
         return plans
 
-    def freeze(self, before_planning: Callable[[], None]) -> None:
-        """Use the current tensors from now on, without further checks. Raises UnfitTensors.
-
-        ``before_planning`` is called before plans are made for a layout of inputs that has no plans yet."""
+    def freeze(self) -> None:
+        """Use the current tensors from now on, without further checks. Raises UnfitTensors."""
         kept = self._current()
         self._kept_weights = self.read_by_code()
         # Intermediate values behind the plans are no longer needed, and the sources must not be kept alive.
         self.clear()
-        self._kept, self._before_planning = kept, before_planning
-
-    def kept_plans(self) -> list[Plans]:
-        """The plans of a frozen program, one for each input layout seen so far."""
-        return list((self._kept or {}).values())
+        self._kept = kept
 
     def latest_plans(self) -> Plans | None:
         """The plans of the last run, which may be outdated."""
@@ -172,7 +160,7 @@ class Program:
         return tuple([memory_format_of(leaves[index]) for index in self._images])
 
     def strides(self, leaves: list[Any]) -> list[tuple[int, tuple[int, ...], Any]]:
-        """For each flat input with a fixed memory layout: its index, and the values that ``lies_as`` compares."""
+        """For each flat input with a fixed memory layout: its index, and the values that ``has_strides`` compares."""
         return [(index, leaves[index].stride(), strides_of(leaves[index])) for index in self.laid_out]
 
     def check_weights(self, runs: int) -> None:
@@ -288,7 +276,7 @@ class Program:
 
     def __getstate__(self) -> dict[str, Any]:
         # The deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
-        thawed: dict[str, Any] = {"_kept": None, "_kept_weights": [], "_before_planning": None}
+        thawed: dict[str, Any] = {"_kept": None, "_kept_weights": []}
         return {**self.__dict__, "_flat": None, "_way": None, "_latest": None, **thawed}
 
     def _require_kinds(self, tensors: Sequence[Any]) -> None:
@@ -358,7 +346,7 @@ def _kind(tensor: Any) -> tuple[Any, ...] | None:
     return tensor.dtype, tensor.device, tensor.shape, tensor.layout, plain
 
 
-def lies_as(leaves: list[Any], strides: list[tuple[int, tuple[int, ...], Any]]) -> bool:
+def has_strides(leaves: list[Any], strides: list[tuple[int, tuple[int, ...], Any]]) -> bool:
     """Whether the flat inputs are laid out like the inputs of ``Program.strides``; free sizes may differ."""
     for index, known, expected in strides:
         leaf = leaves[index]

@@ -1,55 +1,37 @@
-"""Errors of the operators in a program, which the original forward may catch or report differently."""
+"""Reasons for a program not to serve a call: its tensors have changed in kind, or an operator raises an error."""
 
 from __future__ import annotations
-
-import signal
-from functools import partial
-from typing import Any
 
 from ...region import Region
 from ..state.random_generators import States, put_states_back
 
+# What operators raise. Other errors come from outside of the program, such as the handler of a signal for a timeout.
+_OF_OPERATORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError)
 
-class ProgramError(Exception):
-    """A program has raised ``error``. The original forward decides what the call does, as it may catch the error."""
 
-    def __init__(self, error: Exception):
-        text = str(error)
-        # An assertion in the graph about data-dependent sizes.
-        unlike = isinstance(error, RuntimeError) and "Runtime assertion failed" in text
-        super().__init__(
-            "data-dependent sizes differ from the example's"
-            if unlike
-            else f"its program raised {type(error).__name__}: {text.partition(chr(10))[0][:100]}"
-        )
+class Fallback(RuntimeError):
+    """A call must run the original forward; the message is the reason."""
+
+
+class UnfitTensors(Fallback):
+    """A tensor of the model does not have the properties that a program was made for; the message names them."""
 
 
 def leave_to_original(error: Exception, region: Region, drawn: States | None) -> None:
-    """Raises ProgramError where an operator in the program of ``region`` has raised ``error`` and the call can be
-    undone. ``drawn``: the states of the random generators before the call."""
+    """Raises Fallback where an operator in the program of ``region`` has raised ``error`` and the call can be undone:
+    the original forward may catch the error, or report it differently.
+
+    ``drawn``: the states of the random generators before the call.
+    """
+    if isinstance(error, Fallback):
+        return
     # A step on a static cache may have written part of it, a batch norm its statistics.
-    if region.takes_static_cache or region.counts_statistics or _is_of_handler(error):
+    if region.takes_static_cache or region.counts_statistics or not isinstance(error, _OF_OPERATORS):
         return
     if drawn is not None:
         put_states_back(drawn)
-    raise ProgramError(error) from error
-
-
-def _is_of_handler(error: Exception) -> bool:
-    """Whether a signal handler has raised the error, which can happen at any point: it is meant for the caller.
-    User-defined operators may raise any other error."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {_code_of(handler) for handler in handlers if callable(handler)}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _code_of(handler: Any) -> Any:
-    while isinstance(handler, partial):
-        handler = handler.func
-    function = getattr(handler, "__func__", handler)  # of a method
-    return getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    text = str(error)
+    # An assertion in the graph about data-dependent sizes.
+    if isinstance(error, RuntimeError) and "Runtime assertion failed" in text:
+        raise Fallback("data-dependent sizes differ from the example's") from error
+    raise Fallback(f"its program raised {type(error).__name__}: {text.partition(chr(10))[0][:100]}") from error

@@ -6,17 +6,17 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..state.derived import Unchanged
 from .capture_streams import capture_stream
-from .driver_graph import CopyNode, DriverGraph, copy_bytes, prepare_thread
+from .driver_graph import DriverGraph, prepare_thread
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -94,11 +94,11 @@ class Recording:
     valid while the weights keep their addresses, and for inputs of equal shapes, strides, dtypes and device.
 
     Args:
-        call: computes the flat outputs from the flat inputs. It has run once with such inputs, so no setup remains.
+        call: computes the flat outputs from the flat inputs, without random numbers. It has run once with such inputs,
+            so no setup remains.
         leaves: the flat inputs.
         weights: the other tensors that ``call`` reads, including any that it returns.
         pool: where the memory of the recording comes from.
-        is_random: whether ``call`` draws random numbers.
         static_outputs: whether :meth:`replay` returns the tensors that the recording writes, which the next replay of
             any recording in ``pool`` overwrites.
 
@@ -113,7 +113,6 @@ class Recording:
         leaves: list[Any],
         weights: Sequence[Tensor],
         pool: Pool,
-        is_random: bool = False,
         static_outputs: bool = False,
     ):
         # Numbers in host memory become part of the recording.
@@ -121,21 +120,21 @@ class Recording:
         if any(tensor.device != pool.device for tensor in weights if tensor.device.type != "cpu"):
             raise Unrecordable("a tensor of the model and the inputs are on different devices")
         self.calls = 0  # counted by the owner
-        self.is_random, self._static_outputs = is_random, static_outputs
+        self._static_outputs = static_outputs
         self._pool, self._weights = pool, Unchanged(weights, written=True)
         self._numbers, self._unwritten = numbers, Unchanged(numbers)
         before = torch.cuda.memory_reserved(pool.device)
         # A replay outside inference_mode could not write to tensors that were created under it.
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
-            self._record(call, leaves, weights, is_random)
+            self._record(call, leaves, weights)
         #: The growth of PyTorch's reserved memory on the device, in bytes.
         self.bytes = max(0, torch.cuda.memory_reserved(pool.device) - before)
 
-    def _record(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], is_random: bool) -> None:
+    def _record(self, call: Call, leaves: list[Any], weights: Sequence[Tensor]) -> None:
         """The inputs and outputs of the recording are in the memory of the pool, which only other recordings use, even
         if this one is deleted during a replay. Their tensors are released after the capture, as each replay writes them
         before it reads them; static outputs stay."""
-        with _capture(self._pool, is_random) as graph:
+        with _capture(self._pool) as graph:
             static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
             self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
@@ -158,11 +157,11 @@ class Recording:
 
         def launch(stream: int) -> list[Tensor]:
             for index, copy in self._inputs:
-                copy.read(leaves[index], stream)
+                copy.read(leaves[index])
             found = [output.made() for output in self._outputs]
             self._graph.replay(stream)
             for output, target in zip(self._outputs, found):
-                output.write(target, stream)
+                output.write(target)
             return self._written if self._static_outputs else found
 
         found = iter(self._pool.in_turn(launch))
@@ -188,7 +187,7 @@ class Repeated:
     def __init__(self, call: Callable[[], None], pool: Pool):
         self._pool = pool
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
-            with _capture(pool, is_random=False) as graph:
+            with _capture(pool) as graph:
                 call()
         self._graph = graph
 
@@ -198,7 +197,7 @@ class Repeated:
 
 
 @contextmanager
-def _capture(pool: Pool, is_random: bool) -> Iterator[_Graph]:
+def _capture(pool: Pool) -> Iterator[DriverGraph]:
     """Context manager that captures its launches in a graph. Raises Unrecordable."""
     collecting = gc.isenabled()
     gc.disable()  # freeing a graph during the capture would end it
@@ -207,7 +206,7 @@ def _capture(pool: Pool, is_random: bool) -> Iterator[_Graph]:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             pool.capture_stream.prepare()
-            graph: _Graph = _RandomGraph(pool.handle) if is_random else DriverGraph(pool.handle)
+            graph = DriverGraph(pool.handle)
             with graph.capture():
                 yield graph
     except torch.OutOfMemoryError:
@@ -228,31 +227,27 @@ class _Input:
         other: an argument; all arguments have its shape, strides and dtype.
     """
 
-    def __init__(self, graph: _Graph, held: Tensor, other: Tensor):
+    def __init__(self, graph: DriverGraph, held: Tensor, other: Tensor):
         count = _bytes_without_gaps(held, other)
         self._held = held if count is None else None
-        self._address, self._bytes = held.data_ptr(), count or 0
-        self._node = graph.copy(self._address, other.data_ptr(), count) if count else None
+        self._node = graph.copy(held.data_ptr(), other.data_ptr(), count) if count else None
 
-    def read(self, source: Tensor, stream: int) -> None:
-        """Copy ``source`` before a replay."""
+    def read(self, source: Tensor) -> None:
+        """Copy ``source`` before a replay, or let the graph do so."""
         if self._node is not None:
             self._node.read_from(source.data_ptr())
         elif self._held is not None:
             self._held.copy_(source)
-        else:
-            copy_bytes(self._address, source.data_ptr(), self._bytes, stream)
 
 
 class _Output:
     """Copies ``held``, a tensor of a recording, to new tensors for the caller; see ``_Input``."""
 
-    def __init__(self, graph: _Graph, held: Tensor):
+    def __init__(self, graph: DriverGraph, held: Tensor):
         count = _bytes_without_gaps(held)
-        self._held = held if count is None else None
-        self._address, self._bytes, self._make = held.data_ptr(), count or 0, _maker(held)
+        self._held, self._make = held if count is None else None, _maker(held)
         # Nothing reads the current target: each replay sets another one.
-        self._node = graph.copy(self._make().data_ptr(), self._address, count) if count else None
+        self._node = graph.copy(self._make().data_ptr(), held.data_ptr(), count) if count else None
 
     def made(self) -> Tensor:
         """Create the target before a replay."""
@@ -261,12 +256,10 @@ class _Output:
             self._node.write_to(target.data_ptr())
         return target
 
-    def write(self, target: Tensor, stream: int) -> None:
+    def write(self, target: Tensor) -> None:
         """After the replay, copy to ``target`` unless the graph has done so."""
         if self._held is not None:
             target.copy_(self._held)
-        elif self._node is None:
-            copy_bytes(target.data_ptr(), self._address, self._bytes, stream)
 
 
 def _bytes_without_gaps(*tensors: Tensor) -> int | None:
@@ -277,56 +270,6 @@ def _bytes_without_gaps(*tensors: Tensor) -> int | None:
     span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride()))
     lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
     return first.numel() * first.element_size() if first.numel() == span and not lazy else None
-
-
-class _Graph(Protocol):
-    """The interface of a graph for a recording."""
-
-    def capture(self) -> AbstractContextManager[None]: ...
-
-    def copy(self, target: int, source: int, count: int) -> CopyNode | None: ...
-
-    def replay(self, stream: int) -> None: ...
-
-
-class _RandomGraph:
-    """A graph that draws other numbers in each replay.
-
-    PyTorch then advances its generators for whole graphs, and other threads cannot draw during a capture. For that
-    reason, other graphs are captured without it.
-    """
-
-    def __init__(self, handle: Any):
-        self._graph, self._handle = torch.cuda.CUDAGraph(), handle
-
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        try:
-            # Other threads may use the device during the capture.
-            self._graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
-            yield
-            self._graph.capture_end()
-        except BaseException:
-            self._abandon()
-            raise
-
-    def copy(self, target: int, source: int, count: int) -> None:
-        """Return None: PyTorch does not keep the nodes of its graphs, so there is no copy node."""
-
-    def replay(self, stream: int) -> None:
-        self._graph.replay()
-
-    def _abandon(self) -> None:
-        """End a failed capture. If ending it also fails, PyTorch keeps allocating for the capture and refuses random
-        numbers until another capture has ended."""
-        try:
-            self._graph.capture_end()
-        except RuntimeError:
-            with suppress(RuntimeError):  # it has not begun
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._handle)
-            empty = torch.cuda.CUDAGraph()
-            empty.capture_begin(capture_error_mode="thread_local")
-            empty.capture_end()
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ from torch.utils import _pytree as pytree
 
 from ...region import Region
 from ..state.active_modes import default_device
+from ..state.random_generators import random_states
 from ..state.tensor_facts import are_decided, facts
 from .cuda_graphs import Ahead, CudaGraphs
-from .program import Program, lies_as
+from .program import Program, has_strides
+from .program_errors import leave_to_original
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Variant:
             return f"the default device is {default_device()}; at conversion it was {self.region.default_device}"
         if refusal is None and self.memory_formats and self.program.memory_formats(leaves) != self.memory_formats:
             return "the memory format of an image differs from the example's, which was channels-last"
-        if refusal is None and self.strides and not lies_as(leaves, self.strides):
+        if refusal is None and self.strides and not has_strides(leaves, self.strides):
             return "argument strides differ from the example's, and the model's code depends on strides"
         if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
             return f"the model's code reads {', '.join(sorted(self.region.asked))} of its inputs; the example's differ"
@@ -55,10 +57,11 @@ class Variant:
     @property
     def is_recorded(self) -> bool:
         """Whether CUDA graphs of it may be recorded. A cache argument has another length in each call, unless it is
-        still empty. A recording runs the program more than once; other ranks, which may record at other times, would
-        have to take part.
+        still empty. A recording runs the program more than once: other ranks, which may record at other times, would
+        have to take part, and random numbers would be drawn more than once.
         """
-        return not (self.region.call.takes_filled_cache or self.region.communicates)
+        region = self.region
+        return not (region.call.takes_filled_cache or region.communicates or region.is_random)
 
     @property
     def is_replayable(self) -> bool:
@@ -73,8 +76,20 @@ class Variant:
         """Return the outputs, and write to the ``passed`` caches, whose tensors are among ``leaves``."""
         return self.region.outputs.put_together(self.program.run(leaves), passed)
 
-    def flat(self, leaves: list[Any], graphs: CudaGraphs, is_part: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
-        """Return the flat outputs, from a recording of ``graphs`` where there is one."""
-        if not self.is_recorded:
-            return self.program.run(leaves)
-        return graphs.run(self.program, leaves, self.region.is_random, is_part, ahead)
+    def flat(
+        self,
+        leaves: list[Any],
+        graphs: CudaGraphs | None = None,
+        is_part: bool = False,
+        ahead: Ahead | None = None,
+    ) -> tuple[Any, ...]:
+        """Return the flat outputs, from a recording of ``graphs`` where there is one. Raises Fallback where the
+        original forward must run."""
+        drawn = random_states(self.program.tensors()) if self.region.is_random else None
+        try:
+            if graphs is None or not self.is_recorded:
+                return self.program.run(leaves)
+            return graphs.run(self.program, leaves, is_part, ahead)
+        except Exception as error:
+            leave_to_original(error, self.region, drawn)
+            raise

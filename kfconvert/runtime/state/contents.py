@@ -45,7 +45,9 @@ class OfConversion:
     """Base class of values that a conversion adds to the instance dict of a model, and that can be removed again."""
 
 
-OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
+OF_CONVERSION = frozenset(
+    ("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__", "_replicate_for_data_parallel")
+)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # The methods that read entries of a dict.
