@@ -56,7 +56,7 @@ def fused(converted):
 
 
 def convert(net, **options):
-    return ModelConverter(select="all").convert_model(net, input_shape=(2, 3, 10, 10), **options)
+    return ModelConverter(select="all", effort="fast").convert_model(net, input_shape=(2, 3, 10, 10), **options)
 
 
 def images(batch=2):
@@ -184,7 +184,9 @@ class AlwaysDrops(nn.Module):
 
 
 def test_a_random_forward_keeps_output_and_gradient_together():
-    fused = ModelConverter(select="all", validate_accuracy=False).convert_model(AlwaysDrops(), input_shape=(2, 8))
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        AlwaysDrops(), input_shape=(2, 8)
+    )
     with pytest.warns(RuntimeWarning, match="random"):
         output = fused(torch.ones(3, 8))
     output.sum().backward()
@@ -217,7 +219,9 @@ def test_recording_hooks_of_transformers_do_not_end_the_fused_calls():
     config = transformers.BertConfig(
         num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50
     )
-    fused = ModelConverter(select="all").convert_model(transformers.BertModel(config), input_shape=(2, 8))
+    fused = ModelConverter(select="all", effort="fast").convert_model(
+        transformers.BertModel(config), input_shape=(2, 8)
+    )
     ids = torch.randint(2, 50, (2, 8))
     with torch.no_grad():
         with pytest.warns(RuntimeWarning, match="other arguments"):
@@ -237,7 +241,7 @@ class OwnCaching(transformers.GPT2LMHeadModel):
 
 def test_a_cache_of_an_unknown_class_in_the_output_is_told_in_one_clear_line():
     config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1)
-    model, converter = OwnCaching(config), ModelConverter(select="all")
+    model, converter = OwnCaching(config), ModelConverter(select="all", effort="fast")
     converter.convert_model(model, input_shape=(1, 8))
     whole = converter.conversion_stats["regions"][0]
     assert not whole["captured"] and "use_cache = False" in whole["reason"]
@@ -251,7 +255,9 @@ def test_an_encoder_may_have_its_cache_setting_turned_off_afterwards():
     config = transformers.BertConfig(
         num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50
     )
-    fused = ModelConverter(select="all").convert_model(transformers.BertModel(config), input_shape=(2, 8))
+    fused = ModelConverter(select="all", effort="fast").convert_model(
+        transformers.BertModel(config), input_shape=(2, 8)
+    )
     fused.config.use_cache = False
     with torch.no_grad():
         fused(torch.randint(2, 50, (2, 8)))
@@ -261,7 +267,9 @@ def test_an_encoder_may_have_its_cache_setting_turned_off_afterwards():
 def test_a_decoder_may_not_have_its_cache_setting_turned_on_afterwards():
     config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1)
     config.use_cache = False
-    fused = ModelConverter(select="all").convert_model(transformers.GPT2LMHeadModel(config), input_shape=(1, 8))
+    fused = ModelConverter(select="all", effort="fast").convert_model(
+        transformers.GPT2LMHeadModel(config), input_shape=(1, 8)
+    )
     fused.config.use_cache = True
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="use_cache"):
         assert fused(torch.randint(2, 50, (1, 8))).past_key_values is not None
@@ -281,7 +289,7 @@ class Caching(nn.Module):
 
 def test_a_cache_setting_that_changes_the_structure_of_the_output_matters():
     model = Caching().eval()
-    fused = ModelConverter(select="all").convert_model(model, input_shape=(2, 8))
+    fused = ModelConverter(select="all", effort="fast").convert_model(model, input_shape=(2, 8))
     fused.config.use_cache = False
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="use_cache"):
         assert type(fused(torch.randn(2, 8))) is list
@@ -297,7 +305,9 @@ def test_a_table_that_is_looked_up_must_be_where_it_was_before_a_replay():
             return nn.functional.gelu(self.body["up"](self.body["words"](ids)))
 
     ids = torch.zeros(2, 3, dtype=torch.long)
-    fused = ModelConverter(select="all", validate_accuracy=False).convert_model(Embedded().eval(), example_inputs=ids)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        Embedded().eval(), example_inputs=ids
+    )
     program = guarded_forward(fused).variants[0].program
     assert program.may_read()
     fused.body["up"] = nn.Linear(8, 16)  # its weights are in plans, which keep them

@@ -33,7 +33,7 @@ COPIES = {"copy.copy": copy.copy, "replica": lambda model: model._replicate_for_
 @torch.no_grad()
 def test_a_shallow_copy_runs_the_original(way):
     model = Plain().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=X)
     duplicate = copy.deepcopy(fused)
     for source in (model, fused, duplicate):
         twin = COPIES[way](source)
@@ -53,7 +53,7 @@ def test_a_shallow_copy_of_a_model_whose_forward_was_put_on_the_instance(way):
     fused.load_state_dict(model.state_dict())
     for each in (model, fused):
         each.forward = types.MethodType(lambda self, x: torch.sigmoid(self.linear(x)), each)
-    fused = ModelConverter(select="all").convert_model(fused, example_inputs=X, inplace=True)
+    fused = ModelConverter(select="all", effort="fast").convert_model(fused, example_inputs=X, inplace=True)
     twins = [COPIES[way](each) for each in (model, fused)]
     for twin in twins:
         twin.__dict__["_modules"] = {"linear": nn.Identity()}
@@ -77,7 +77,7 @@ class Pair(nn.Module):
 @torch.no_grad()
 def test_the_forward_of_one_part_assigned_to_another_of_its_class():
     model = Pair().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=X)
     assert fused.kfconvert_info()["parts"]
     for each in (model, fused):
         each.second.forward = each.first.forward
@@ -109,7 +109,7 @@ def test_weights_that_are_plain_attributes():
     for index, layer in enumerate(fused.layers):
         layer.weight = fused.flat.detach()[64 * index : 64 * index + 64].view(8, 8)
     fused.norm.weight = fused.flat.detach()[192:]
-    fused = ModelConverter(select="all").convert_model(fused, example_inputs=X, inplace=True)
+    fused = ModelConverter(select="all", effort="fast").convert_model(fused, example_inputs=X, inplace=True)
     torch.testing.assert_close(fused(X), model(X))
     for each in (model, fused):
         each.flat.mul_(2)

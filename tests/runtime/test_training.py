@@ -102,7 +102,7 @@ class Recurrent(nn.Module):
 def test_gradients_of_recurrent_layers(kind, options):
     original = Recurrent(kind, **options).eval()
     inputs = {"x": torch.randn(4, 6, 8)}
-    fused = convert(original, example_inputs=inputs)
+    fused = convert(original, example_inputs=inputs, effort="fast")
     for model in (original, fused):
         loss(model, inputs).backward()
     for (name, ours), theirs in zip(fused.named_parameters(), original.parameters()):
@@ -112,7 +112,7 @@ def test_gradients_of_recurrent_layers(kind, options):
 
 def test_numerical_derivatives():
     """Of first and second order, in eval mode, where the fused forward runs."""
-    fused = convert(cnn().double())
+    fused = convert(cnn().double(), effort="fast")
     images = inputs_of(fused)["x"].requires_grad_()
     assert torch.autograd.gradcheck(fused, images, fast_mode=True)
     assert torch.autograd.gradgradcheck(fused, images, fast_mode=True)
@@ -122,7 +122,7 @@ def test_numerical_derivatives():
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_inputs_that_depend_on_each_other_and_on_weights(create_graph):
     original, x = Gate(), torch.randn(3, 6)
-    fused = convert(original, example_inputs=(x, x))
+    fused = convert(original, example_inputs=(x, x), effort="fast")
     found = []
     for model in (original, fused):
         weight, leaf = model.linear.weight, x.clone().requires_grad_()

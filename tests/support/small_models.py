@@ -88,7 +88,8 @@ def inputs_of(model: nn.Module, batch: int = 2, seed: int = 0) -> dict[str, torc
 def convert(model: nn.Module, **options) -> nn.Module:
     """Every accurate site applied, of which there must be some, whether faster on this machine or not."""
     options.setdefault("example_inputs", inputs_of(model))
-    converter = ModelConverter(validate_accuracy=options.pop("validate_accuracy", True), select="all")
+    settings = {name: options.pop(name) for name in ("validate_accuracy", "effort") if name in options}
+    converter = ModelConverter(select="all", **settings)
     converted = converter.convert_model(model, **options)
     stats = converter.conversion_stats
     assert stats["total_replaced"], stats["nothing_fused"]
