@@ -151,7 +151,6 @@ class _TimeShares(_Part):
 class _CudaGraphs(_Part):
     enabled: bool = False
     max_recordings: int = Field(0, ge=0)
-    static_outputs: bool = False
     recordings: int = Field(0, ge=0)
     bytes: int = 0
     refused: dict[str, int] = {}

@@ -47,8 +47,6 @@ class ConversionConfig(BaseModel):
             Each combination of input sizes that recurs gets a recording. "auto" does so if it is faster for the
             example.
         max_recordings: maximum number of such recordings of each program, 16 by default.
-        static_outputs: return the outputs of a replay in the recording's memory, which saves a copy. They are valid
-            until the next call with inputs of the same sizes. Each recording then has separate memory.
         new_tokens: for a model with ``generate``, the number of tokens to time before and after, from the prompt of
             the example; 0 for no timing. By default, 4 to 32 tokens, as time allows.
         effort: "full" or "fast". "fast" captures only calls like the example, and ``generate()`` of one prompt
@@ -76,7 +74,6 @@ class ConversionConfig(BaseModel):
     check_weights: int | None = Field(None, ge=0, description="a number of calls, 0 for never")
     cuda_graphs: bool | Literal["auto"] = Field("auto", description="True, False or 'auto'")
     max_recordings: int = Field(MOST_RECORDINGS, ge=1, description="a number of recordings, at least 1")
-    static_outputs: bool = Field(False, description="True or False")
     new_tokens: int | None = Field(None, ge=0, description="a number of tokens, 0 for no timing of generate")
     effort: Literal["fast", "full"] = Field("full", description="'fast' or 'full'")
     include: _Names | None = Field(None, description="a list of names of patterns")

@@ -74,7 +74,7 @@ def _stats_of_converted(
             selector.remembered.save()
         variants = {} if verdict.reverted else programs(captures, stages, replayed)
         prepared.keep_original()
-        graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
+        graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
         taken = memory(prepared, captures, stages)
         graphs.enabled = recorded

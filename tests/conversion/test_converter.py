@@ -446,7 +446,6 @@ def test_nothing_is_recorded_on_the_cpu(wanted):
     nothing = {
         "enabled": False,
         "max_recordings": 16,
-        "static_outputs": False,
         "recordings": 0,
         "bytes": 0,
         "replayed": 0,

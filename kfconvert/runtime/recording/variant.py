@@ -80,7 +80,6 @@ class Variant:
         self,
         leaves: list[Any],
         graphs: CudaGraphs | None = None,
-        is_part: bool = False,
         ahead: Ahead | None = None,
     ) -> tuple[Any, ...]:
         """Return the flat outputs, from a recording of ``graphs`` where there is one. Raises Fallback where the
@@ -89,7 +88,7 @@ class Variant:
         try:
             if graphs is None or not self.is_recorded:
                 return self.program.run(leaves)
-            return graphs.run(self.program, leaves, is_part, ahead)
+            return graphs.run(self.program, leaves, ahead)
         except Exception as error:
             leave_to_original(error, self.region, drawn)
             raise
