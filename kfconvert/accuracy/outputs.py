@@ -79,7 +79,7 @@ def is_close(expected: Any, actual: Any, tolerances: Mapping[torch.dtype, float]
         expected, actual = (torch.view_as_real(each.resolve_conj()) for each in (expected, actual))
     if expected.dtype not in tolerances:
         return torch.equal(expected, actual)
-    scale = expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if expected.numel() else 0.0
+    scale = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if expected.numel() else 0.0
     tolerance = share * tolerances[expected.dtype] * (scale or 1.0)
     return torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
 
