@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .recompute import has_reentrant_checkpoint, is_connected, run_recorded
 _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which recomputes it: "
 
 
+@dataclass
 class GradientCall:
     """One call for ``variant`` that autograd records.
 
@@ -30,17 +32,12 @@ class GradientCall:
         leaves: the flat arguments.
     """
 
-    def __init__(
-        self,
-        variant: Variant,
-        state: ModelState,
-        model: nn.Module,
-        forward_of: Callable[[nn.Module], Callable[..., Any]],
-        parameters: list[torch.Tensor],
-        leaves: list[Any],
-    ):
-        self._variant, self._state, self._model, self._forward_of = variant, state, model, forward_of
-        self._parameters, self._leaves = parameters, leaves
+    variant: Variant
+    state: ModelState
+    model: nn.Module
+    forward_of: Callable[[nn.Module], Callable[..., Any]]
+    parameters: list[torch.Tensor]
+    leaves: list[Any]
 
     def run(self) -> tuple[Any, ...]:
         """Return the flat outputs of the program; backward recomputes the original. Raises Fallback where backward
@@ -49,22 +46,22 @@ class GradientCall:
         if reason is not None:
             raise Fallback(f"{reason}, and the call requires gradients")
         differentiable = self._differentiable()
-        region, program = self._variant.region, self._variant.program
+        region, program = self.variant.region, self.variant.program
         unchanged = program.unchanged()
 
         def original(flat: list[Any]) -> Any:
             if not unchanged.holds_for(program.tensors()):
                 raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute has a new value")
             with originals(), self._as_in_forward():
-                return region.flat_outputs(self._forward_of(self._model), flat)[0]
+                return region.flat_outputs(self.forward_of(self.model), flat)[0]
 
         return run_recorded(
-            self._variant.flat, original, self._parameters, self._leaves, differentiable, program.tensors()
+            self.variant.flat, original, self.parameters, self.leaves, differentiable, program.tensors()
         )
 
     def _refusal(self) -> str | None:
         """The reason why a later backward pass cannot compute gradients; None where it can."""
-        region, known = self._variant.region, self._state.parameters
+        region, known = self.variant.region, self.state.parameters
         if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
             return "saved-tensor hooks are disabled"
         if region.is_random:
@@ -73,21 +70,21 @@ class GradientCall:
             return "it runs on several ranks"
         if region.counts_statistics:
             return "a norm layer updates its statistics in each call"
-        if self._state.asks_for_gradients:
-            return f"the model's code reads {self._state.asks_for_gradients}"
+        if self.state.asks_for_gradients:
+            return f"the model's code reads {self.state.asks_for_gradients}"
         if region.returns_inputs:
             return "it returns an input or a weight unchanged"
-        if not all(map(operator.is_, self._parameters, known)) or len(self._parameters) != len(known):
+        if not all(map(operator.is_, self.parameters, known)) or len(self.parameters) != len(known):
             # torch.func.functional_call replaces parameters during one call only, and backward comes later.
             return "its parameters differ from the converted ones"
-        if any(map(_has_hooks, self._parameters)):
+        if any(map(_has_hooks, self.parameters)):
             return "a parameter has hooks, which backward would call too often"
-        if self._state.hooked_backward is not None:
-            return self._state.hooked_backward
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in self._leaves):
+        if self.state.hooked_backward is not None:
+            return self.state.hooked_backward
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in self.leaves):
             return "an argument is an inference tensor"
-        ours = {id(parameter) for parameter in self._parameters}
-        if any(tensor.requires_grad and id(tensor) not in ours for tensor in self._variant.program.tensors()):
+        ours = {id(parameter) for parameter in self.parameters}
+        if any(tensor.requires_grad and id(tensor) not in ours for tensor in self.variant.program.tensors()):
             return "a buffer or an attribute requires a gradient"
         differentiable = self._differentiable()
         return differentiable if isinstance(differentiable, str) else None
@@ -95,9 +92,9 @@ class GradientCall:
     def _differentiable(self) -> Any:
         """Which flat outputs have a gradient, depending on which parameters and arguments require one, as a tuple of
         bools; or the reason why gradients cannot be computed later. One run of the original shows it."""
-        tensors = (*self._parameters, *(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)))
+        tensors = (*self.parameters, *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)))
         wanted = bytes(tensor.requires_grad for tensor in tensors)
-        known = self._variant.region.differentiable
+        known = self.variant.region.differentiable
         if wanted not in known:
             if len(known) >= MAX_SPELLINGS:
                 known.clear()
@@ -107,7 +104,7 @@ class GradientCall:
     def _look_up_differentiable(self) -> tuple[bool, ...] | str:
         # Hooks on saved tensors (checkpoints, offloading) must not receive those of this run.
         with originals(), torch.enable_grad(), _without_hooks():
-            outputs, _ = self._variant.region.flat_outputs(self._forward_of(self._model), self._leaves)
+            outputs, _ = self.variant.region.flat_outputs(self.forward_of(self.model), self.leaves)
         if is_connected(outputs):
             return "one of its outputs is computed from another"
         if has_reentrant_checkpoint(outputs):
@@ -121,19 +118,19 @@ class GradientCall:
         Raises:
             RuntimeError: another change would lead to different gradients.
         """
-        training = [module for module in self._model.modules() if module.training]
-        devices = {parameter.device.type for parameter in self._parameters} or {"cpu"}
+        training = [module for module in self.model.modules() if module.training]
+        devices = {parameter.device.type for parameter in self.parameters} or {"cpu"}
         with ExitStack() as stack:
             for device in devices:
                 stack.enter_context(torch.autocast(device, enabled=False))
             try:
                 for module in training:
                     module.training = False
-                current = [store.get(key) for store, key in self._state.parameter_places]
-                reason = self._state.refusal() or self._state.hooked_backward
-                if reason is None and not all(map(operator.is_, current, self._state.parameters)):
+                current = [store.get(key) for store, key in self.state.parameter_places]
+                reason = self.state.refusal() or self.state.hooked_backward
+                if reason is None and not all(map(operator.is_, current, self.state.parameters)):
                     reason = "a parameter was replaced"
-                if reason is None and any(map(_has_hooks, self._parameters)):
+                if reason is None and any(map(_has_hooks, self.parameters)):
                     reason = "hooks were registered on a parameter"
                 if reason is not None:
                     raise RuntimeError(_CHANGED_IN_BETWEEN + reason)
