@@ -378,7 +378,7 @@ class Synchronises(Net):
         return super().forward(x) * scale
 
 
-def test_what_cannot_be_recorded_runs_as_it_is_and_is_told_once():
+def test_a_call_that_cannot_be_recorded_runs_and_warns_once():
     x = inputs(5)
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
@@ -389,13 +389,6 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_is_told_once():
     if info["refused"]:
         assert sum("CUDA graph" in str(each.message) for each in caught) == 1
         assert info["recordings"] == 0
-    # Nothing of the failed recording is left behind.
-    assert torch.rand(3, device="cuda").sum() > 0
-    before = torch.cuda.memory_reserved()
-    block = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    del block
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before
 
 
 def test_a_failed_recording_leaves_the_process_as_it_was():
@@ -476,7 +469,7 @@ def test_weights_written_over_and_over_take_no_more_memory():
     assert sizes[-1] == sizes[4]
 
 
-def test_recordings_of_several_sizes_lie_in_the_same_memory():
+def test_recordings_of_several_sizes_share_memory():
     """Their inputs and outputs do, too: a replay has copied its outputs before the next one overwrites them."""
     original, fused = converted(Net(512), 512)
     assert_replayed(original, fused, inputs(4096, 512))
@@ -581,16 +574,16 @@ def test_outputs_that_are_inputs_weights_or_laid_out_otherwise():
     assert fused.kfconvert_info()["cuda_graphs"]["replayed"] >= 4
 
 
-@pytest.mark.parametrize("layout", ["transposed", "expanded", "sliced"])
-def test_inputs_laid_out_in_other_ways(layout):
+STRIDES = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "expanded": lambda x: x[:1].expand(4, 64),
+    "sliced": lambda x: torch.cat([x, x], 1)[:, :64],
+}
+
+
+@pytest.mark.parametrize("make", STRIDES.values(), ids=STRIDES)
+def test_inputs_with_other_strides(make):
     original, fused = converted()
-    make = {
-        "transposed": lambda x: x.t().contiguous().t(),
-        "expanded": lambda x: x[:1].expand(4, 64),
-        "sliced": lambda x: (
-            torch.cat([x, x], 1)[:, ::2].contiguous()[:, :64] if x.size(1) > 64 else torch.cat([x, x], 1)[:, :64]
-        ),
-    }[layout]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         for index in range(4):
@@ -655,7 +648,7 @@ def test_what_is_derived_within_a_capture_is_not_kept(name):
 
 
 @torch.no_grad()
-def test_arguments_that_lie_elsewhere_at_each_call():
+def test_arguments_at_another_address_in_each_call():
     original, fused = converted()
     held = [torch.randn(4 * 64 + 8, device="cuda") for _ in range(8)]
     for round_ in range(2):
