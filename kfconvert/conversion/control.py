@@ -17,7 +17,7 @@ from .config import ConversionConfig, near
 from .preparation import ConversionError, first_line
 
 # The maximum number of an option's names in the reason of an excluded site.
-NAMES_TOLD = 4
+NAMES_SHOWN = 4
 # The prefix of an entry of ``modules`` that excludes a module.
 NOT = "!"
 # Called with a module and its dotted path in the model; returns whether its own computation may be fused.
@@ -43,7 +43,7 @@ def with_chosen(config: ConversionConfig, model: nn.Module, filter_fn: FilterFn 
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for entry in config.modules or ():
         name = entry.removeprefix(NOT)
-        if not any(_lies_in(path, name) for path in paths):
+        if not any(_is_in(path, name) for path in paths):
             raise ConversionError(f"modules: {type(model).__name__} has no module {name!r}{near(_stem(name), paths)}")
     if filter_fn is None:
         return config
@@ -93,23 +93,23 @@ class _Control:
         """Returns why a match in the graph of the module ``region`` is excluded; None if it is selected."""
         config, name = self._config, match.pattern.name
         if config.include is not None and not any(fnmatchcase(name, entry) for entry in config.include):
-            return f"excluded by include={_told(config.include)}"
+            return f"excluded by include={_listed(config.include)}"
         for entry in config.exclude:
             if fnmatchcase(name, entry):
-                return f"excluded by exclude={_told([entry])}"
+                return f"excluded by exclude={_listed([entry])}"
         covered = [".".join(filter(None, (region, path))) for path in match.modules] or [region]
         for path in covered:
             paths = self._paths.get(path, [path])
             if config.modules is not None and not _is_wanted(paths, config.modules):
-                return f"excluded by modules={_told(config.modules)}: it covers {path or 'the model itself'}"
+                return f"excluded by modules={_listed(config.modules)}: it covers {path or 'the model itself'}"
             if self._chosen is not None and self._chosen.isdisjoint(paths):
                 return f"excluded by filter_fn: it covers {path or 'the model itself'}"
         return None
 
 
-def _told(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Formats a list of names as code; a long list is truncated."""
-    return f"[{', '.join(map(repr, names[:NAMES_TOLD]))}{', ...' if len(names) > NAMES_TOLD else ''}]"
+    return f"[{', '.join(map(repr, names[:NAMES_SHOWN]))}{', ...' if len(names) > NAMES_SHOWN else ''}]"
 
 
 def _is_wanted(paths: Sequence[str], entries: Sequence[str]) -> bool:
@@ -118,15 +118,15 @@ def _is_wanted(paths: Sequence[str], entries: Sequence[str]) -> bool:
     wanted = [entry for entry in entries if not entry.startswith(NOT)]
     unwanted = [entry.removeprefix(NOT) for entry in entries if entry.startswith(NOT)]
     if unwanted and not wanted:
-        return not _any_lies_in(paths, unwanted)
-    return _any_lies_in(paths, wanted) and not _any_lies_in(paths, unwanted)
+        return not _is_in_any(paths, unwanted)
+    return _is_in_any(paths, wanted) and not _is_in_any(paths, unwanted)
 
 
-def _any_lies_in(paths: Iterable[str], entries: Iterable[str]) -> bool:
-    return any(_lies_in(path, entry) for path in paths for entry in entries)
+def _is_in_any(paths: Iterable[str], entries: Iterable[str]) -> bool:
+    return any(_is_in(path, entry) for path in paths for entry in entries)
 
 
-def _lies_in(path: str, entry: str) -> bool:
+def _is_in(path: str, entry: str) -> bool:
     """Whether ``entry`` matches the module ``path`` or a module that contains it."""
     steps = path.split(".")
     return any(fnmatchcase(".".join(steps[:count]), _stem(entry)) for count in range(len(steps) + 1))

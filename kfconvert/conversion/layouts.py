@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import torch
 
 from ..capture import Capture, Part
-from ..graph import is_weight
 from ..matching import Site
 from ..runtime import CALLS_BEFORE, Program, install, originals, uninstall
 from ..settings import max_rewrites
 from .captures import Captures
-from .samples import layout_text
 from .selector import Decision, Selector
 from .stages import Stages
 from .workloads import Loads
@@ -105,15 +102,12 @@ class Layouts:
             self._lay_out(captured, channels_last=bool(modules))
             return
         self._measure(captured, (True, False))
-        programs, strategies = {}, []
         try:
-            for layout in (True, False):
-                programs[layout] = self._laid_out_program(captured, layout)
-                strategies.append([site.strategy for site in captured.sites])
+            programs = {layout: self._laid_out_program(captured, layout) for layout in (True, False)}
         except RuntimeError:  # an operator that accepts contiguous images only
             self._lay_out(captured, channels_last=False)
             return
-        if self._selector.faster_layout(programs, self._loads.of(captured), _described(captured, strategies)):
+        if self._selector.faster_layout(programs, self._loads.of(captured)):
             self._lay_out(captured, channels_last=True)
 
     def _decide_others(self, part: Part) -> None:
@@ -168,18 +162,6 @@ def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Cal
             return converted()
 
     return original, converted
-
-
-def _described(captured: Capture, strategies: list[list[str | None]]) -> str | None:
-    """Describes the graph of ``captured``, its inputs, and the strategies of its sites in each layout, as a hash.
-    None if the graph contains a user's function, which may change between processes."""
-    if not all(site.replacement.module.is_remembered for site in captured.sites):
-        return None
-    weights = [captured.live.tensor(node) for node in captured.region.graph.nodes if is_weight(node)]
-    layouts = [layout_text(value) for value in weights]
-    modules = [site.kind for site in captured.sites]
-    text = "\n".join([str(captured.region.graph), *layouts, *modules, str(strategies)])
-    return f"layout of {type(captured.module).__name__} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _has_layout(site: Site) -> bool:

@@ -140,7 +140,7 @@ def _described(site: Site, outer: list[fx.Node], arguments: tuple[Any, ...]) -> 
     """Describes the fused module, the values that the matched calls read, and these calls."""
     covered = _covered(site)
     names = {node: f"%{index}" for index, node in enumerate((*outer, *covered))}
-    values = [f"{names[node]}: {layout_text(value)}" for node, value in zip(outer, arguments)]
+    values = [f"{names[node]}: {_layout_text(value)}" for node, value in zip(outer, arguments)]
     calls = [
         f"{names[node]} = {getattr(node.target, '__name__', node.target)}"
         f"{map_arg((node.args, node.kwargs), names.__getitem__)}"
@@ -153,7 +153,7 @@ def _described(site: Site, outer: list[fx.Node], arguments: tuple[Any, ...]) -> 
     return f"{site.match.pattern.name}: {module} of {tensors} from and to {used}; {'; '.join(values + calls)}"
 
 
-def layout_text(value: Any) -> str:
+def _layout_text(value: Any) -> str:
     """Describes a tensor by dtype, shape and strides, and any other value by its text."""
     if not isinstance(value, Tensor):
         return repr(value)

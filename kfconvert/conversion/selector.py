@@ -20,7 +20,7 @@ from ..runtime import Pool, Program, Recording, Unrecordable
 from .cold_weights import are_cold, calls_beyond_cache
 from .effort import EFFORTS, Effort
 from .remembered import Remembered
-from .samples import Sample, layout_text, sample_inputs
+from .samples import Sample, sample_inputs
 from .trials import Together, Trials, accurate, described, flat, set_layout, timed_error
 from .workloads import Load
 
@@ -138,30 +138,17 @@ class Selector:
             set_layout(site.replacement.module, channels_last)
             self._decisions[self._kinds[id(site)], channels_last].apply_to(site)
 
-    def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load], what: str | None) -> bool:
+    def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load]) -> bool:
         """Whether the program with channels-last convolutions (True) is faster for all ``loads`` together; both
-        programs have run with these inputs. ``what`` describes their computation and strategies, None if the
-        description is not valid in other processes."""
+        programs have run with these inputs."""
         total = {layout: 0.0 for layout in programs}
         for load in loads:
-            for layout, median in self._medians_of_layouts(programs, load.leaves, what).items():
-                total[layout] += load.share * median
+            calls = {str(layout): partial(program.run, load.leaves) for layout, program in programs.items()}
+            budget = SECONDS_PER_LAYOUT * len(calls) * self.effort.timing
+            times = self._compare(self._alone_on_the_device(calls), budget)
+            for layout in total:
+                total[layout] += load.share * times[str(layout)].median_ms
         return total[True] < total[False]
-
-    def _medians_of_layouts(
-        self, programs: dict[bool, Program], leaves: list[Any], what: str | None
-    ) -> dict[bool, float]:
-        labels = {layout: "channels last" if layout else "contiguous" for layout in programs}
-        candidates = {labels[layout]: partial(program.run, leaves) for layout, program in programs.items()}
-        known = what and f"{what} of {', '.join(map(layout_text, leaves))}"
-        medians = self._known(known, list(candidates)) if known else None
-        if medians is None:
-            budget = SECONDS_PER_LAYOUT * len(candidates) * self.effort.timing
-            times = self._compare(self._alone_on_the_device(candidates), budget)
-            medians = {name: 1e3 * timing.median_ms for name, timing in times.items()}
-            if known:
-                self.remembered.note(f"{self._way}; {known}", list(candidates), medians)
-        return {layout: medians[label] for layout, label in labels.items()}
 
     def slower(self, pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any], float]]) -> str | None:
         """Returns None if the converted calls, launched by the host, are faster, else the times.
