@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.model_equivalence import assert_converts
 from support.random_models import Description, Input, Step
+from support.selection import exhaustive
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
@@ -190,7 +191,11 @@ FOUND: dict[str, Description] = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+# The others are accidents of rounding, which random models meet as well.
+SHORT = ["input_returned", "two_kinds_of_norm", "norm_of_transposed", "strided_example", "contiguous_input"]
+
+
+@pytest.mark.parametrize("name", [*SHORT, *exhaustive(*(name for name in FOUND if name not in SHORT))])
 def test_found(name):
     assert_converts(FOUND[name])
 

@@ -46,40 +46,24 @@ def hits(model: nn.Module) -> int:
     return model.kfconvert_info()["guard"]["hits"]
 
 
-# ResNet-50
-
-
-@pytest.fixture(scope="module")
-def resnet():
+@pytest.mark.exhaustive
+def test_resnet50():
     torchvision = pytest.importorskip("torchvision")
-    torch.manual_seed(0)
     model = torchvision.models.resnet50(weights=None)
     with torch.no_grad():
         model.train()(torch.randn(4, 3, 64, 64))  # statistics that are not 0 and 1
-    model.eval()
-    state = snapshot(model)
+    state = snapshot(model.eval())
     converted, stats = convert(model, input_shape=(2, 3, 64, 64))
-    return model, state, converted, stats
-
-
-def test_resnet50_sites(resnet):
-    _, _, _, stats = resnet
     expected = {"conv_bn_relu": 33, "conv_bn_add_relu": 16, "conv_bn": 4}
     for kind in ("found", "replaced"):
         assert {name: n for name, n in counts(stats, kind).items() if name.startswith("conv")} == expected
     assert sum(site["status"] == "applied" for site in stats["sites"]) == stats["total_replaced"]
-
-
-def test_resnet50_accuracy(resnet):
-    model, _, converted, stats = resnet
-    assert stats["accuracy"]["passed"]
-    images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    result = validate_optimization(model, converted, images, accuracy_threshold=0.0)
-    assert result.passed and result.ratio <= 1.5, result.summary()
-
-
-def test_resnet50_batch_size_is_free(resnet):
-    model, _, converted, _ = resnet
+    assert_as_accurate(model, converted, stats, torch.randn(4, 3, 64, 64))
+    assert_same_state(model, state)
+    assert_same_state(converted, state)
+    assert type(converted) is type(model) and converted is not model
+    assert "forward" not in vars(model) and not hasattr(model, "kfconvert_info")
+    assert not any(type(module).__module__.startswith("kfconvert") for module in model.modules())
     before = hits(converted), misses(converted)
     with torch.no_grad():
         for batch in (1, 2, 3, 5):
@@ -88,47 +72,26 @@ def test_resnet50_batch_size_is_free(resnet):
     assert (hits(converted), misses(converted)) == (before[0] + 4, before[1])
 
 
-def test_resnet50_original_is_untouched(resnet):
-    model, state, converted, _ = resnet
-    assert_same_state(model, state)
-    assert_same_state(converted, state)
-    assert type(converted) is type(model) and converted is not model
-    assert "forward" not in vars(model) and not hasattr(model, "kfconvert_info")
-    assert not any(type(module).__module__.startswith("kfconvert") for module in model.modules())
-
-
-# BERT and GPT-2
-
-
-@pytest.fixture(scope="module")
-def bert():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig()).eval()
-    converted, stats = convert(model, input_shape=(2, 16))
-    return model, converted, stats
+def assert_as_accurate(model: nn.Module, converted: nn.Module, stats: dict, inputs) -> None:
+    assert stats["accuracy"]["passed"]
+    result = validate_optimization(model, converted, inputs, accuracy_threshold=0.0)
+    assert result.passed and result.ratio <= 1.5, result.summary()
 
 
 def token_ids(batch: int, length: int) -> Tensor:
     return torch.randint(1000, 20000, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
-def test_bert_base_sites(bert):
-    _, _, stats = bert
+@pytest.mark.exhaustive
+def test_bert_base():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel(transformers.BertConfig()).eval()
+    converted, stats = convert(model, input_shape=(2, 16))
     for kind in ("found", "replaced"):
-        assert counts(stats, kind)["linear_gelu"] == 12
-        assert counts(stats, kind)["add_layernorm"] == 25
-
-
-def test_bert_base_accuracy(bert):
-    model, converted, stats = bert
-    assert stats["accuracy"]["passed"]
-    result = validate_optimization(model, converted, {"input_ids": token_ids(2, 24)}, accuracy_threshold=0.0)
-    assert result.passed and result.ratio <= 1.5, result.summary()
-
-
-def test_bert_base_batch_and_sequence_are_free(bert):
-    model, converted, _ = bert
+        assert (counts(stats, kind)["linear_gelu"], counts(stats, kind)["add_layernorm"]) == (12, 25)
+    assert_as_accurate(model, converted, stats, {"input_ids": token_ids(2, 24)})
+    assert type(converted) is type(model) and converted.config.hidden_size == 768
+    assert_same_state(converted, model.state_dict())
     before = hits(converted), misses(converted)
     shapes = [(1, 16), (2, 8), (3, 31)]
     with torch.no_grad():
@@ -143,24 +106,15 @@ def test_bert_base_batch_and_sequence_are_free(bert):
     assert (hits(converted), misses(converted)) == (before[0] + 2 * len(shapes), before[1])
 
 
-def test_bert_base_is_the_same_class_with_the_same_weights(bert):
-    model, converted, _ = bert
-    assert type(converted) is type(model) and converted.config.hidden_size == 768
-    assert_same_state(converted, model.state_dict())
-    assert "forward" not in vars(model)
-
-
-def test_gpt2_sites_and_accuracy():
+@pytest.mark.exhaustive
+def test_gpt2():
     transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
     config = transformers.GPT2Config(n_embd=192, n_head=4, vocab_size=20000)  # all 12 layers, narrow for speed
     model = transformers.GPT2Model(config).eval()
     converted, stats = convert(model, example_inputs={"input_ids": token_ids(2, 12), "use_cache": False})
     for kind in ("found", "replaced"):
         assert counts(stats, kind)["linear_gelu_tanh"] == 12
-    inputs = {"input_ids": token_ids(3, 20), "use_cache": False}
-    result = validate_optimization(model, converted, inputs, accuracy_threshold=0.0)
-    assert result.passed and result.ratio <= 1.5, result.summary()
+    assert_as_accurate(model, converted, stats, {"input_ids": token_ids(3, 20), "use_cache": False})
     assert hits(converted) > 0
 
 

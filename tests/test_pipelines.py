@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from support.selection import exhaustive
 
 from kfconvert import ModelConverter
 
@@ -54,27 +55,6 @@ def stable_diffusion():
         embeddings = text(torch.randint(0, 64, (1, 77))).last_hidden_state
     inputs = {"prompt_embeds": embeddings, "negative_prompt_embeds": embeddings.flip(1)}
     return pipeline, inputs, {"unet": "forward", "vae": "decode"}
-
-
-def stable_diffusion_3():
-    transformer = diffusers.SD3Transformer2DModel(
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        caption_projection_dim=16,
-        pooled_projection_dim=32,
-        pos_embed_max_size=16,
-    ).eval()
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    pipeline = diffusers.StableDiffusion3Pipeline(transformer, scheduler, without_quantizer(0.06), *[None] * 6)
-    embeddings, pooled = torch.randn(1, 9, 16), torch.randn(1, 32)
-    inputs = {"prompt_embeds": embeddings, "pooled_prompt_embeds": pooled}
-    inputs |= {f"negative_{name}": -value for name, value in inputs.items()}
-    return pipeline, inputs, {"transformer": "forward", "vae": "decode"}
 
 
 def flux():
@@ -150,12 +130,7 @@ def converted(component, method, call):
         return converter.convert_model(component, **options), converter.conversion_stats
 
 
-HEAVY = pytest.mark.heavy
-
-
-@pytest.mark.parametrize(
-    "make", [stable_diffusion, pytest.param(stable_diffusion_3, marks=HEAVY), flux, pytest.param(wan, marks=HEAVY)]
-)
+@pytest.mark.parametrize("make", [stable_diffusion, *exhaustive(flux), pytest.param(wan, marks=pytest.mark.heavy)])
 def test_a_pipeline_of_converted_components_makes_the_same_image(make):
     pipeline, inputs, methods = make()
     pipeline.set_progress_bar_config(disable=True)

@@ -1,7 +1,8 @@
 """Random models, converted: they equal their originals in every way, or were left alone with a reason; and go on to,
 when weights, attributes, classes, hooks, adapters and modes change between calls, in any order and in any thread.
 
-KFCONVERT_FUZZ=5000 tries so many other models than the ordinary run, which always tries the same ones.
+KFCONVERT_FUZZ=5000 tries so many other models than the ordinary run, which always tries the same 25, or 100 of the
+exhaustive one.
 """
 
 import os
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import selection
 from support.model_equivalence import assert_converts, treatments
 from support.random_models import (
     Description,
@@ -28,7 +30,7 @@ _LINEAR = {"features": 4, "bias": True}
 
 
 @settings(
-    max_examples=COUNT or 100,
+    max_examples=COUNT or (100 if selection.EXHAUSTIVE else 25),
     derandomize=not COUNT,
     deadline=None,
     database=None,

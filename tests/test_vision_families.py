@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.selection import exhaustive
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -46,7 +47,10 @@ def check(model: nn.Module, size: int, expected: dict[str, int]) -> None:
     assert converted.kfconvert_info()["guard"]["misses"] == {}
 
 
-@pytest.mark.parametrize("name", TORCHVISION)
+SHORT = "mobilenet_v3_small"
+
+
+@pytest.mark.parametrize("name", [SHORT, *exhaustive(*(name for name in TORCHVISION if name != SHORT))])
 def test_torchvision(name):
     size, expected = TORCHVISION[name]
     check(torchvision.models.get_model(name, weights=None), size, expected)
@@ -69,6 +73,7 @@ def test_timm_vision_transformer_with_layer_scale():
     check(model, 32, {"linear_scale": 4, "linear_gelu": 2, "conv": 1})
 
 
+@pytest.mark.exhaustive
 def test_timm_regnet():
     timm = pytest.importorskip("timm")
     check(timm.create_model("regnety_002"), 64, {"squeeze_excite": 13})

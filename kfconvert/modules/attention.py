@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import FusedModule, Plan
+from .base import FusedModule
 
 # With fewer keys than a vector has elements, and no mask, the CPU kernel of torch 2.11 to 2.14 returns zeros
 # for a row of NaN scores; with a mask it does not.
@@ -70,30 +70,30 @@ class FusedAttention(FusedModule):
         self.saturated = saturated
         self.empty_rows = empty_rows
 
+    @classmethod
+    def examples(cls):
+        q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+        yield cls(0.3), (q, k, v)
+        terms, masks = (MaskTerm(), MaskTerm(-1e4)), (torch.randn(5, 7), torch.randn(2, 1, 5, 7) > 0)
+        yield cls(0.3, True, terms), (q, k.mT.contiguous(), v, *masks)
+
     def strategies(self, *inputs) -> list[str]:
-        """See :meth:`FusedModule.strategies`."""
         # The CPU kernels of the half types (torch 2.11 to 2.14) return 0 where an infinite q or k makes NaN.
         inexact = inputs[0].is_cpu and inputs[0].element_size() == 2
         return ["composition"] if inexact else ["sdpa", "composition"]
 
-    def plan(self, *inputs: Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
-        return self.reference if self.choose(*inputs) == "composition" else self._sdpa
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        """Computes attention of q, k, v and one tensor per term. See the class for shapes."""
-        composed = self.choose(q) == "composition"
-        return self.reference(q, k, v, *masks) if composed else self._sdpa(q, k, v, *masks)
+    def differentiable(self, *inputs: Tensor) -> Tensor:
+        y: Tensor = self.plan(*inputs)(*inputs)
+        return y
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        """Computes the result in plain ATen calls."""
         rank = v.dim()
         q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
         scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
         y = torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
         return y.flatten(0, 1) if y.dim() > rank else y
 
-    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+    def _kernel(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         rank = v.dim()
         q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
         highest = None

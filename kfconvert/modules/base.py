@@ -41,6 +41,9 @@ class FusedModule(nn.Module):
     caches: tuple[int, ...] = ()
     # Whether the times of its strategies are valid in other processes.
     is_remembered: bool = True
+    # The result in plain ATen calls, and by kernels that may need plain inputs.
+    reference: Callable[..., Any]
+    _kernel: Callable[..., Any]
 
     @checked
     def __init__(self, activation: str = "none", negative_slope: float = 0.01):
@@ -65,6 +68,19 @@ class FusedModule(nn.Module):
                 return
         super().__setattr__(name, value)
 
+    @classmethod
+    def examples(cls) -> Iterator[tuple["FusedModule", tuple[torch.Tensor, ...]]]:
+        """Yields small modules with inputs, for the tests of all fused modules."""
+        raise NotImplementedError(f"{cls.__name__} has no example")
+
+    def _set_tensors(self, **tensors: torch.Tensor | None) -> None:
+        """Registers parameters as parameters, and other tensors as buffers."""
+        for name, tensor in tensors.items():
+            if tensor is None or isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor)
+
     def strategies(self, *inputs) -> list[str]:
         """Returns the strategies for these inputs, best guess first. The last is "composition" (plain ATen)."""
         return ["kernel", "composition"] if has_kernels(inputs[0]) else ["composition"]
@@ -74,25 +90,49 @@ class FusedModule(nn.Module):
         applicable = self.strategies(*inputs)
         return self.strategy if self.strategy in applicable else applicable[0]
 
-    def plan(self, *inputs) -> Plan:
+    def forward(self, *inputs: Any) -> Any:
+        """Computes the module's result. See the class for shapes."""
+        sources = self.sources()
+        if takes_plain_path(inputs[0], [*sources, *inputs[1:]]):
+            return self.differentiable(*inputs)
+        return self._planned(sources, *inputs)(*inputs)
+
+    def differentiable(self, *inputs: Any) -> Any:
+        """Computes the result with operators that have gradients; by default with the reference."""
+        return self.reference(*inputs)
+
+    def plan(self, *inputs: Any) -> Plan:
         """Prepares the inference call for inputs like these: chooses the strategy, and folds or packs weights.
 
         The plan records no gradients, checks nothing, and is valid until a tensor at one of :meth:`places` changes.
         """
-        raise TypeError(f"{type(self).__name__} does not define a plan")
+        return self.reference if self.choose(*inputs) == "composition" else self._kernel
+
+    def sources(self) -> list[torch.Tensor]:
+        """Returns all parameters and buffers that results depend on."""
+        tensors = [store[key] for store, key in self.held_places()]
+        return [tensor for tensor in tensors if tensor is not None]
 
     def merged_weights(self) -> list[torch.Tensor]:
         """Returns the weights that a plan reads as one tensor. No copy is needed if they are contiguous in memory in
         this order. Empty by default."""
         return []
 
-    def _planned(self, sources: Sequence[torch.Tensor], *inputs) -> Plan:
-        """Returns the cached :meth:`plan`, or a new one if the strategy or one of ``sources`` has changed."""
-        values, strategy = self._prepared(sources), self.choose(*inputs)
+    def _planned(self, sources: Sequence[torch.Tensor], *inputs: Any) -> Plan:
+        """Returns the cached :meth:`plan`, or a new one if :meth:`_variant` or one of ``sources`` has changed."""
+        values = self._prepared(sources)
+        kinds = [(x.shape, x.stride(), x.dtype, x.device) for x in inputs]
         planned = values.get("plan")
-        if planned is None or planned[0] != strategy:
-            planned = values["plan"] = strategy, self.plan(*inputs)
-        return planned[1]
+        if planned is None or planned[0] != (self.strategy, kinds):
+            variant = self._variant(*inputs)
+            plan = planned[2] if planned and planned[1] == variant else self.plan(*inputs)
+            planned = values["plan"] = ((self.strategy, kinds), variant, plan)
+        plan = planned[2]
+        return plan
+
+    def _variant(self, *inputs: Any) -> Any:
+        """Returns what a plan for these inputs depends on, besides tensors and settings."""
+        return self.choose(*inputs)
 
     def _prepared(self, sources: Sequence[torch.Tensor | None]) -> dict:
         """Returns the values derived from ``sources`` (see :meth:`Derived.values`) for the current settings, because
@@ -127,7 +167,7 @@ class FusedModule(nn.Module):
             self.clear_derived()
         return super().train(mode)
 
-    def _activation_repr(self) -> str:
+    def extra_repr(self) -> str:
         slope = f", negative_slope={self.negative_slope}" if self.activation == "leaky_relu" else ""
         strategy = f", strategy={self.strategy!r}" if self.strategy is not None else ""
         return f"activation={self.activation!r}{slope}{strategy}"

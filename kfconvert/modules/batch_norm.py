@@ -1,7 +1,5 @@
 """Batch normalisation in eval mode with an activation, without a convolution before it."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..ops.activations import apply_activation
 from ..ops.fused.scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
 from ..ops.registration import has_kernels
-from .base import CHANNELS_LAST, FusedModule, Plan, require_plain, takes_plain_path
+from .base import CHANNELS_LAST, FusedModule, Plan, require_plain
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -56,9 +54,12 @@ class FusedBatchNormAct(FusedModule):
         self.bn = bn
         self.training = bn.training
 
+    @classmethod
+    def examples(cls):
+        yield cls(nn.BatchNorm2d(4), "relu").eval(), (torch.randn(2, 4, 5, 5),)
+
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Returns the strategies for ``x`` (N, C, *spatial), best guess first."""
-        dtypes = {t.dtype for t in self._sources() if t.is_floating_point()}
+        dtypes = {t.dtype for t in self.sources() if t.is_floating_point()}
         return ["kernel", "composition"] if has_kernels(x) and dtypes == {x.dtype} else ["composition"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,27 +67,15 @@ class FusedBatchNormAct(FusedModule):
         bn = self.bn
         if bn.training or bn.running_mean is None:
             return apply_activation(bn(x), self.activation, self.negative_slope)
-        if takes_plain_path(x, self._sources()):
-            return self.reference(x)
-        return self.plan(x)(x)
+        return super().forward(x)
 
     def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`. Raises ValueError if bn uses the statistics of the batch."""
+        """Raises ValueError if bn uses the statistics of the batch."""
         if self.bn.training or self.bn.running_mean is None:
             raise ValueError("a batch norm that uses the statistics of the batch has no plan")
-        if self.choose(x) == "composition":
-            return self.reference
-        values = self._prepared(self._sources())
-        if "plan" not in values:
-            values["plan"] = self._kernel()
-        return values["plan"]
+        return self.reference if self.choose(x) == "composition" else self._folded()
 
-    def _sources(self) -> list[torch.Tensor]:
-        # Includes the batch counter, because aten::batch_norm updates the statistics without a version change.
-        stores = (self.bn._parameters, self.bn._buffers)
-        return [tensor for store in stores for tensor in store.values() if tensor is not None]
-
-    def _kernel(self) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _folded(self) -> Plan:
         wide = torch.float64 if self.bn.running_mean.dtype == torch.float64 else torch.float32
         with torch.inference_mode(False), torch.no_grad():
             scale, shift = (tensor.to(wide) for tensor in scale_and_shift(self.bn))
@@ -96,6 +85,3 @@ class FusedBatchNormAct(FusedModule):
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """Computes ``act(bn(x))`` in plain ATen calls, without writing running statistics."""
         return apply_activation(batch_norm(self.bn, x), self.activation, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        return self._activation_repr()

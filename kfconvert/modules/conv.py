@@ -1,22 +1,21 @@
 """Convolution, batch normalisation, residual addition and activation in one module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..ops.activations import apply_activation
 from ..ops.fused.bias_act import bias_act
 from ..ops.fused.conv_act import conv_act
 from ..ops.fused.linear_act import linear_act
-from ..ops.fused.scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
+from ..ops.fused.scale_shift_act import scale_shift_act
 from ..ops.registration import has_kernels
-from .base import CHANNELS_LAST, FusedModule, Plan, held, is_too_narrow, require_plain, takes_plain_path
+from .base import CHANNELS_LAST, FusedModule, Plan, is_too_narrow, require_plain
+from .batch_norm import batch_norm, scale_and_shift
 from .onednn import in_place, pointwise, runs_onednn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -45,21 +44,13 @@ class _Geometry:
 
     @classmethod
     def of(cls, conv) -> "_Geometry":
-        if conv.padding == "valid":
-            sides = [(0, 0)] * len(conv.kernel_size)
-        elif conv.padding == "same":
-            totals = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-            sides = [(total // 2, total - total // 2) for total in totals]
-        else:
-            sides = [(p, p) for p in conv.padding]
-        symmetric = all(left == right for left, right in sides)
-        by_conv = conv.padding_mode == "zeros" and symmetric
-        widths = tuple(width for side in reversed(sides) for width in side)
-        pad = widths if any(widths) and not by_conv else None
+        # The widths of each dimension twice, last dimension first; for padding="same" they may differ.
+        widths = tuple(conv._reversed_padding_repeated_twice)
+        by_conv = conv.padding_mode == "zeros" and widths[::2] == widths[1::2]
         return cls(
-            pad,
+            widths if any(widths) and not by_conv else None,
             "constant" if conv.padding_mode == "zeros" else conv.padding_mode,
-            tuple(left for left, _ in sides) if by_conv else (0,) * len(sides),
+            widths[::-2] if by_conv else (0,) * len(conv.kernel_size),
             conv.stride,
             conv.dilation,
             conv.groups,
@@ -69,15 +60,6 @@ class _Geometry:
         """Computes the convolution in plain ATen calls."""
         call = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
         return call(self.apply(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
-
-    def output_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> tuple[int, ...]:
-        """Returns the spatial size of the result for an input of spatial size ``size``."""
-        pad = self.pad or (0,) * (2 * len(size))
-        padded = [n + pad[-2 * i - 2] + pad[-2 * i - 1] for i, n in enumerate(size)]
-        return tuple(
-            (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, p, d, k, s in zip(padded, self.padding, self.dilation, kernel_size, self.stride, strict=True)
-        )
 
     def is_linear(self, weight: torch.Tensor) -> bool:
         """Whether this convolution is a linear layer over the channels for images of one pixel."""
@@ -129,8 +111,15 @@ class FusedConvBN(FusedModule):
         self.channels_last = False
         self.training = conv.training if bn is None else bn.training
 
+    @classmethod
+    def examples(cls):
+        dimensions = getattr(cls, "dimensions", 2)
+        conv, norm = _CONVOLUTIONS[dimensions - 1](4, 6, 3), _NORMS[dimensions + 2][0](6)
+        images = torch.randn(2, 4, *[5] * dimensions), torch.randn(2, 6, *[3] * dimensions)
+        for bn, inputs in ((norm, images), (None, images[:1])):
+            yield cls(conv, bn).eval(), inputs
+
     def strategies(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> list[str]:
-        """Returns the strategies for these inputs, best guess first."""
         names = ["kernel" if has_kernels(x) else "folded", "composition"]
         weight = self.conv.weight
         # oneDNN of PyTorch 2.11 cannot add to a result of a single channel.
@@ -161,43 +150,27 @@ class FusedConvBN(FusedModule):
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the module's result. x: (N, C_in, *spatial), residual: as the result or None; returns (N, C_out,
         *spatial_out)."""
-        modules: dict[str, Any] = self._modules
-        conv, bn = modules["conv"], modules["bn"]
-        weight = held(conv, "weight")
-        if x.dim() != weight.dim():
-            raise ValueError(f"expected an input of {weight.dim()} dimensions, got shape {tuple(x.shape)}")
-        if bn is not None and (bn.training or bn._buffers["running_mean"] is None):
+        conv, bn = self.conv, self.bn
+        if x.dim() != conv.weight.dim():
+            raise ValueError(f"expected an input of {conv.weight.dim()} dimensions, got shape {tuple(x.shape)}")
+        if self._uses_batch_statistics():
             y = bn(conv(self._formatted(x)))
             return bias_act(y, None, residual, self.activation, self.negative_slope, dim=1)
-        sources = [tensor for tensor in _tensors(conv, bn) if tensor is not None]
-        if takes_plain_path(x, sources if residual is None else (*sources, residual)):
-            return self._differentiable(x, residual)
-        values = self._prepared(sources)
-        signature = (
-            x.shape,
-            x.stride(),
-            x.dtype,
-            x.device,
-            self.strategy,
-            self.channels_last,
-            None if residual is None else (residual.shape, residual.dtype),
-        )
-        planned = values.get("plan")
-        if planned is None or planned[0] != signature:
-            self._check_residual(x, residual)
-            strategy = self.choose(x, residual), self._uses_channels_last(x)
-            plan = planned[2] if planned and planned[1] == strategy else self._plan(*strategy, values, x)
-            planned = values["plan"] = (signature, strategy, plan)
-        return planned[2](x, residual)
+        return super().forward(x) if residual is None else super().forward(x, residual)
 
     def plan(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Plan:
-        """See :meth:`FusedModule.plan`. Raises ValueError if bn uses the statistics of the batch."""
-        if self.bn is not None and (self.bn.training or self.bn.running_mean is None):
+        """Raises ValueError if bn uses the statistics of the batch."""
+        if self._uses_batch_statistics():
             raise ValueError("a batch norm that uses the statistics of the batch has no plan")
+        return self._plan(*self._variant(x, residual), self._prepared(self.sources()), x)
+
+    def _uses_batch_statistics(self) -> bool:
+        return self.bn is not None and (self.bn.training or self.bn.running_mean is None)
+
+    def _variant(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[str, bool]:
+        """The strategy, and whether results are channels-last. Raises ValueError if ``residual`` does not fit."""
         self._check_residual(x, residual)
-        sources = [tensor for tensor in _tensors(self.conv, self.bn) if tensor is not None]
-        values = self._prepared(sources)
-        return self._plan(self.choose(x, residual), self._uses_channels_last(x), values, x)
+        return self.choose(x, residual), self._uses_channels_last(x)
 
     def _formatted(self, x: torch.Tensor) -> torch.Tensor:
         return self._formatter(x.dim())(x)
@@ -212,16 +185,15 @@ class FusedConvBN(FusedModule):
         # oneDNN does not check the shape of the residual.
         if residual is None:
             return
-        conv = self.conv
-        size = _Geometry.of(conv).output_size(x.shape[2:], conv.kernel_size)
-        expected = x.shape[0], conv.out_channels, *size
+        weight = self.conv.weight.detach().to("meta")
+        expected = tuple(_Geometry.of(self.conv).convolve(x.detach().to("meta"), weight, None).shape)
         if residual.shape != expected or residual.dtype != x.dtype:
             raise ValueError(
                 f"residual must have the result's shape {expected} and dtype {x.dtype}, "
                 f"got {tuple(residual.shape)} and {residual.dtype}"
             )
 
-    def _differentiable(self, x, residual):
+    def differentiable(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         geometry = _Geometry.of(self.conv)
         # A graph would fold the weights in each call, and folded weights may exceed float16.
         unfolded = torch.compiler.is_compiling() or torch._C._get_tracing_state() or x.dtype == torch.float16
@@ -246,8 +218,7 @@ class FusedConvBN(FusedModule):
         conv, bn = self.conv, self.bn
         y = geometry.convolve(self._formatted(x), conv.weight, conv.bias)
         wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-        statistics = batch_norm_scale_and_shift(bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
-        scale, shift = (tensor.to(wide) for tensor in statistics)
+        scale, shift = (tensor.to(wide) for tensor in scale_and_shift(bn))
         if residual is None:
             return scale_shift_act(y, scale, shift, self.activation, self.negative_slope)
         return bias_act(scale_shift_act(y, scale, shift), None, residual, self.activation, self.negative_slope, dim=1)
@@ -331,32 +302,13 @@ class FusedConvBN(FusedModule):
         geometry = _Geometry.of(conv)
         y = geometry.convolve(x, conv.weight, conv.bias)
         if bn is not None:
-            batch_statistics = bn.training or bn.running_mean is None
-            mean, var = (None, None) if batch_statistics else (bn.running_mean, bn.running_var)
-            y = F.batch_norm(y, mean, var, bn.weight, bn.bias, batch_statistics, 0.0, bn.eps)
+            y = batch_norm(bn, y)
         if residual is not None:
             y = y + residual
         return apply_activation(y, self.activation, self.negative_slope)
 
     def extra_repr(self) -> str:
-        return f"{self._activation_repr()}, channels_last={self.channels_last}"
-
-
-def _tensors(conv: nn.Module, bn: _BatchNorm | None) -> tuple[torch.Tensor | None, ...]:
-    if bn is None:
-        return held(conv, "weight"), held(conv, "bias")
-    # aten::batch_norm updates the running statistics without a version change. Only the version of
-    # num_batches_tracked changes.
-    buffers = bn._buffers
-    return (
-        held(conv, "weight"),
-        held(conv, "bias"),
-        held(bn, "weight"),
-        held(bn, "bias"),
-        buffers["running_mean"],
-        buffers["running_var"],
-        buffers.get("num_batches_tracked"),
-    )
+        return f"{super().extra_repr()}, channels_last={self.channels_last}"
 
 
 def _cudnn_call(

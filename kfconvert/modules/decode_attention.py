@@ -36,8 +36,15 @@ class FusedDecodeAttention(FusedModule):
         super().__init__()
         self.scale, self.masked, self.rotated, self.in_place = scale, masked, rotated, in_place
 
+    @classmethod
+    def examples(cls):
+        q, k, v, cos, sin = (torch.randn(2, heads, 1, 16) for heads in (4, 2, 2, 1, 1))
+        keys, values, position = torch.randn(2, 2, 20, 16), torch.randn(2, 2, 20, 16), torch.tensor([6])
+        mask = torch.arange(20).expand(2, 1, 1, 20) <= 6
+        yield cls(0.3, rotated=True), (q, k, v, keys, values, position, mask, cos, sin)
+        yield cls(0.3, masked=False), (q, k, v, keys, values, position)
+
     def strategies(self, *inputs: Tensor) -> list[str]:
-        """See :meth:`FusedModule.strategies`."""
         q = inputs[0]
         width = q.shape[-1] * q.element_size()
         if q.is_cuda and has_kernels(q) and width <= _MOST_BYTES and width % _PACK == 0:
@@ -46,7 +53,6 @@ class FusedDecodeAttention(FusedModule):
         return ["sdpa", "composition"] if q.is_cpu and q.element_size() > 2 else ["composition"]
 
     def plan(self, *inputs: Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
         return {"kernel": self._kernel, "sdpa": self._sdpa}.get(self.choose(*inputs), self.reference)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +63,6 @@ class FusedDecodeAttention(FusedModule):
         return result
 
     def reference(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes the result in plain ATen calls."""
         q, keys, values, mask = self._written(inputs)
         return attended(q, keys, values, mask, self.scale), keys, values
 

@@ -7,7 +7,7 @@ from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.act_mul import act_mul
 from ..ops.fused.skinny_linear import skinny_linear
 from ..ops.registration import has_kernels
-from .base import FusedModule, Plan, held, takes_plain_path
+from .base import FusedModule, Plan, held
 from .linear import FusedLinear
 from .merged import FusedMergedLinear, plain_linear
 
@@ -51,40 +51,31 @@ class FusedGatedLinear(FusedModule):
         module.gate_first = gate_first
         return module
 
+    @classmethod
+    def examples(cls):
+        yield cls(nn.Linear(8, 6), nn.Linear(8, 6)), (torch.randn(20, 8),)
+        yield cls.from_packed(nn.Linear(8, 12), "relu", gate_first=False), (torch.randn(20, 8),)
+
     @property
     def packed(self) -> bool:
         return not isinstance(self.projection, FusedMergedLinear)
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         names = self.projection.strategies(x)[:-1]
         if not self.packed and has_kernels(x):
             names.append("kernel")
         return [*names, "composition"]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the module's result. x: (..., in_features); returns (..., hidden_features)."""
-        sources = self._sources()
-        if takes_plain_path(x, sources):
-            project = self.projection if self.packed else self.projection.differentiable
-            return self._gated(project(x))
-        return self._planned(sources, x)(x)
-
-    def _sources(self) -> list[torch.Tensor]:
-        if not self.packed:
-            return self.projection.sources()
-        tensors = [held(self.projection, name) for name in ("weight", "bias")]
-        return [tensor for tensor in tensors if tensor is not None]
+    def differentiable(self, x: torch.Tensor) -> torch.Tensor:
+        return self._gated(self.projection.differentiable(x))
 
     def merged_weights(self) -> list[torch.Tensor]:
-        """See :meth:`FusedModule.merged_weights`."""
         if not isinstance(self.projection, FusedMergedLinear) or self.strategy in self.live_strategies:
             return []
         # The projection has the strategy of the last plan, which may have been a trial.
         return self.projection.weights()
 
     def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
         strategy = self.choose(x)
         if strategy == "composition":
             return self.reference
@@ -116,10 +107,9 @@ class FusedGatedLinear(FusedModule):
         return act_mul(*self._halves(projected), self.activation, self.negative_slope)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes ``act(gate) * up`` in plain ATen calls."""
         gate, up = self._halves(self.projection.reference(x))
         return apply_activation(gate, self.activation, self.negative_slope) * up
 
     def extra_repr(self) -> str:
         order = "" if self.gate_first else ", gate_first=False"
-        return self._activation_repr() + order
+        return super().extra_repr() + order

@@ -6,7 +6,7 @@ from torch import nn
 
 from ..ops.activations import apply_activation
 from ..ops.fused.group_norm_act import group_norm_act
-from .base import FusedModule, Plan, held, held_of, require_plain, takes_plain_path
+from .base import FusedModule, held, require_plain
 
 
 class FusedGroupNorm(FusedModule):
@@ -26,20 +26,14 @@ class FusedGroupNorm(FusedModule):
         self.norm = norm
         self.training = norm.training
 
+    @classmethod
+    def examples(cls):
+        yield cls(nn.GroupNorm(2, 4), "silu"), (torch.randn(2, 4, 5, 5),)
+
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Returns the strategies for ``x`` (N, C, ...), best guess first."""
         weight = held(self.norm, "weight")
         fits = x.is_contiguous() and (weight is None or weight.dtype == x.dtype)
         return super().strategies(x) if fits else ["composition"]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the module's result. x: (N, C, ...); returns the same shape and dtype."""
-        sources = held_of(self.norm, "weight", "bias")
-        return self.reference(x) if takes_plain_path(x, sources) else self.plan(x)(x)
-
-    def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
-        return self._kernel if self.choose(x) == "kernel" else self.reference
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
         norm = self.norm
@@ -48,10 +42,6 @@ class FusedGroupNorm(FusedModule):
         )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes ``act(group_norm(x))`` in plain ATen calls."""
         norm = self.norm
         y = F.group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
         return apply_activation(y, self.activation, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        return self._activation_repr()

@@ -11,7 +11,7 @@ from ..extension import EXTENSION_LOADED
 from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.linear_act import linear_act
 from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
-from .base import FusedModule, Plan, gelu_name, held, require_float_tensor, require_plain, takes_plain_path
+from .base import FusedModule, Plan, gelu_name, held, held_of, require_float_tensor, require_plain
 from .onednn import HAS_MKL, pointwise, runs_onednn
 
 # Below 16 rows the packed products sum in another order than ATen: mean error 2.4 x (768 inputs), 1.4 to 2.1
@@ -26,13 +26,6 @@ _ROW_BYTES = 16
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 # Activations with a cuBLASLt epilogue, and whether it is GELU.
 _EPILOGUES = {"relu": False, "gelu_tanh": True}
-_LIVE_PLANS = {
-    "kernel": "_kernel",
-    "skinny": "_skinny",
-    "epilogue": "_epilogue",
-    "padded": "_padded",
-    "composition": "reference",
-}
 _Linear = TypeVar("_Linear", bound="FusedLinear")
 
 
@@ -55,6 +48,8 @@ class FusedLinear(FusedModule):
 
     default_activation = "none"
     live_strategies = (*FusedModule.live_strategies, "skinny", "epilogue", "padded")
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(
         self,
@@ -67,23 +62,16 @@ class FusedLinear(FusedModule):
         dtype=None,
     ):
         super().__init__(activation or self.default_activation, negative_slope)
+        self.transposed = False
         self._set_tensors(
-            nn.Parameter(torch.empty((out_features, in_features), device=device, dtype=dtype)),
-            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
-            transposed=False,
+            weight=nn.Parameter(torch.empty((out_features, in_features), device=device, dtype=dtype)),
+            bias=nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         self.reset_parameters()
 
-    def _set_tensors(self, weight, bias, transposed: bool) -> None:
-        if isinstance(weight, nn.Parameter):
-            self.weight = weight
-        else:
-            self.register_buffer("weight", weight)
-        if bias is None or isinstance(bias, nn.Parameter):
-            self.register_parameter("bias", bias)
-        else:
-            self.register_buffer("bias", bias)
-        self.transposed = transposed
+    @classmethod
+    def examples(cls):
+        yield cls(8, 6), (torch.randn(20, 8),)
 
     @classmethod
     def from_tensors(
@@ -109,7 +97,8 @@ class FusedLinear(FusedModule):
                 raise ValueError(f"bias must have shape ({out_features},), got {tuple(bias.shape)}")
         module = cls.__new__(cls)
         FusedModule.__init__(module, activation or cls.default_activation, negative_slope)
-        module._set_tensors(weight, bias, transposed)
+        module._set_tensors(weight=weight, bias=bias)
+        module.transposed = transposed
         return module
 
     @classmethod
@@ -147,7 +136,6 @@ class FusedLinear(FusedModule):
         return weight.t() if self.transposed else weight
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         names = super().strategies(x)
         weight = held(self, "weight")
         if weight.dtype != x.dtype or weight.device != x.device:
@@ -166,27 +154,17 @@ class FusedLinear(FusedModule):
                 names.insert(0, "mkl")
         return names
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the module's result. x: (..., in_features); returns (..., out_features)."""
-        weight, bias = held(self, "weight"), held(self, "bias")
-        sources = (weight,) if bias is None else (weight, bias)
-        if takes_plain_path(x, sources):
-            return self._kernel(x)
-        values = self._prepared(sources)
-        signature = (x.shape, x.dtype, x.device, self.strategy)
-        planned = values.get("plan")
-        if planned is None or planned[0] != signature:
-            strategy = self.choose(x)
-            plan = planned[2] if planned and planned[1] == strategy else self._plan(strategy, weight)
-            planned = values["plan"] = (signature, strategy, plan)
-        return planned[2](x)
+    def differentiable(self, x: torch.Tensor) -> torch.Tensor:
+        return self._kernel(x)
+
+    def sources(self) -> list[torch.Tensor]:
+        return held_of(self, "weight", "bias")
 
     def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
         return self._plan(self.choose(x), held(self, "weight"))
 
     def places(self) -> list[tuple[dict, str]]:
-        """See :meth:`FusedModule.places`. The weight is packed, and the bias is read in each call."""
+        """The weight is packed, and the bias is read in each call."""
         return [(store, key) for store, key in super().places() if key == "weight"]
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
@@ -223,8 +201,9 @@ class FusedLinear(FusedModule):
         return y
 
     def _plan(self, strategy: str, weight: torch.Tensor) -> Plan:
-        if strategy in self.live_strategies:
-            return getattr(self, _LIVE_PLANS[strategy])
+        if strategy in FusedLinear.live_strategies:
+            plan: Plan = self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
+            return plan
         weight = self.oriented(weight)
         holder = self._parameters if "bias" in self._parameters else self._buffers
         if strategy == "mkl":
@@ -242,14 +221,13 @@ class FusedLinear(FusedModule):
         return call
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes ``act(linear(x, W, b))`` in plain ATen calls."""
         y = F.linear(x, self.oriented(self.weight), self.bias)
         return apply_activation(y, self.activation, self.negative_slope)
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, {self._activation_repr()}"
+            f"bias={self.bias is not None}, {super().extra_repr()}"
         )
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .base import FusedModule, Plan, held_of, is_too_narrow, require_float_tensor, takes_plain_path
+from .base import FusedModule, Plan, held_of, is_too_narrow, require_float_tensor
 from .linear import FusedLinear
 
 
@@ -48,39 +48,36 @@ class FusedLinearScale(FusedLinear):
             raise ValueError(
                 f"gamma must have {module.out_features} elements in one dimension, got shape {tuple(gamma.shape)}"
             )
-        if isinstance(gamma, torch.nn.Parameter):
-            module.gamma = gamma
-        else:
-            module.register_buffer("gamma", gamma)
+        module._set_tensors(gamma=gamma)
         module.permutation = permutation
         return module
 
+    @classmethod
+    def examples(cls):
+        linear, gamma = torch.nn.Linear(8, 6), torch.nn.Parameter(torch.rand(6, 1, 1) + 0.5)
+        yield cls.from_tensors(linear.weight, linear.bias, gamma, permutation=(1, 0)), (torch.randn(20, 8),)
+
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         names = ["folded" if name == "kernel" else name for name in super().strategies(x)]
         return names if "folded" in names else [*names[:-1], "folded", names[-1]]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the module's result. x: (..., in_features); returns (..., out_features), permuted."""
-        if takes_plain_path(x, self._sources()):
-            return self.reference(x)
-        return self.plan(x)(x)
+    def differentiable(self, x: torch.Tensor) -> torch.Tensor:
+        return self.reference(x)
 
     def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
         strategy = self.choose(x)
         if strategy == "composition":
             return self.reference
-        plans = self._prepared(self._sources())
+        plans = self._prepared(self.sources())
         if strategy not in plans:
             plans[strategy] = self._folded_plan(strategy)
         return plans[strategy]
 
     def places(self) -> list[tuple[dict, str]]:
-        """See :meth:`FusedModule.places`. Bias and gamma are folded too."""
+        """Bias and gamma are folded too."""
         return FusedModule.places(self)
 
-    def _sources(self) -> list[torch.Tensor]:
+    def sources(self) -> list[torch.Tensor]:
         return held_of(self, "weight", "bias", "gamma")
 
     def _folded_plan(self, strategy: str) -> Plan:
@@ -102,7 +99,6 @@ class FusedLinearScale(FusedLinear):
         return plan if permutation is None else lambda x: plan(x).permute(permutation)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes ``linear(x, W, b) * gamma`` in plain ATen calls."""
         y = F.linear(x, self.oriented(self.weight), self.bias) * self.gamma.flatten()
         return y if self.permutation is None else y.permute(self.permutation)
 

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..ops.activations import ACTIVATIONS
-from ..ops.fused.linear_act import linear_act
 from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
 from ..runtime import whole
-from .base import FusedModule, Plan, held, takes_plain_path
+from .base import FusedModule, Plan
 from .linear import FusedLinear
 
 
@@ -43,32 +42,20 @@ class FusedMergedLinear(FusedModule):
         if len(kinds) > 1:
             raise ValueError("the linear layers differ in input size, dtype or device")
 
-    def sources(self) -> list[torch.Tensor]:
-        """Returns all weights and biases."""
-        tensors = [held(linear, name) for linear in self.linears for name in ("weight", "bias")]
-        return [tensor for tensor in tensors if tensor is not None]
+    @classmethod
+    def examples(cls):
+        yield cls(nn.Linear(8, 6), nn.Linear(8, 4, bias=False)), (torch.randn(20, 8),)
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         packed = all("mkl" in linear.strategies(x) for linear in self.linears)
         skinny = self.linears[0].weight.dtype == x.dtype and takes_skinny(x, self.linears[0].in_features)
         return [*(["mkl"] if packed else []), *(["skinny"] if skinny else []), "merged", "composition"]
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Computes the module's results. x: (..., in_features); returns a tuple of (..., out_features)."""
-        sources = self.sources()
-        if takes_plain_path(x, sources):
-            return self.differentiable(x)
-        return self._planned(sources, x)(x)
-
     def differentiable(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Computes one product each, with differentiable operators."""
-        return tuple(
-            linear_act(x, linear.oriented(held(linear, "weight")), held(linear, "bias")) for linear in self.linears
-        )
+        return tuple([linear.differentiable(x) for linear in self.linears])
 
     def merged_weights(self) -> list[torch.Tensor]:
-        """See :meth:`FusedModule.merged_weights`."""
         return [] if self.strategy in self.live_strategies else self.weights()
 
     def weights(self) -> list[torch.Tensor]:
@@ -76,7 +63,6 @@ class FusedMergedLinear(FusedModule):
         return [] if any(linear.transposed for linear in self.linears) else [each.weight for each in self.linears]
 
     def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
         strategy = self.choose(x)
         if strategy == "merged":
             return self.product()
@@ -105,11 +91,7 @@ class FusedMergedLinear(FusedModule):
         return product
 
     def reference(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Computes ``linear(x, W, b)`` of each in plain ATen calls."""
         return tuple([linear.reference(x) for linear in self.linears])
-
-    def extra_repr(self) -> str:
-        return "" if self.strategy is None else f"strategy={self.strategy!r}"
 
 
 class MergedProduct:

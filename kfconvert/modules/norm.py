@@ -72,7 +72,6 @@ class FusedLayerNorm(FusedNorm):
         )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes ``act(layer_norm(x))`` in plain ATen calls."""
         y = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return apply_activation(y, self.activation)
 

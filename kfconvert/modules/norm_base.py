@@ -1,21 +1,15 @@
 """Base classes of the fused norms: normalised shape, strategies, and the residual addition before the norm."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import nn
 
 from ..ops.norms import as_shape
-from .base import FusedModule, Plan, require_float_tensor
+from .base import FusedModule, require_float_tensor
 
 
 class FusedNorm(FusedModule):
     """Base of the fused norms. A subclass defines ``_kernel`` and ``reference``, which take the norm's inputs."""
 
     default_activation = "none"
-    _kernel: Callable[..., Any]
-    reference: Callable[..., Any]
 
     def __init__(self, normalized_shape, eps: float, activation: str | None):
         super().__init__(activation or self.default_activation)
@@ -38,26 +32,19 @@ class FusedNorm(FusedModule):
         module._set_tensors(**tensors)
         return module
 
-    def _set_tensors(self, **tensors: torch.Tensor | None) -> None:
-        for name, tensor in tensors.items():
-            if tensor is None or isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
-
     def _set_options(self) -> None:
         """Sets the options of a subclass."""
+
+    @classmethod
+    def examples(cls):
+        yield cls(8), (torch.randn(5, 8),)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the module's result. x: (..., *normalized_shape); returns the same shape and dtype."""
         return self.reference(x) if self.strategy == "composition" else self._kernel(x)
 
-    def plan(self, *inputs: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
-        return self.reference if self.choose(*inputs) == "composition" else self._kernel
-
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, {self._activation_repr()}"
+        return f"{self.normalized_shape}, eps={self.eps}, {super().extra_repr()}"
 
 
 class AddsResidual(FusedNorm):
@@ -67,6 +54,11 @@ class AddsResidual(FusedNorm):
         super()._set_options(**options)
         self.return_sum = return_sum
 
+    @classmethod
+    def examples(cls):
+        for return_sum in (False, True):
+            yield cls(8, activation="silu", return_sum=return_sum), (torch.randn(5, 8), torch.randn(5, 8))
+
     def forward(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # another argument
         """Computes y. x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
         if self.strategy == "composition":
@@ -74,7 +66,6 @@ class AddsResidual(FusedNorm):
         return self._kernel(x, residual)
 
     def reference(self, x: torch.Tensor, residual: torch.Tensor):
-        """Computes the result in plain ATen calls."""
         total = x + residual
         y = super().reference(total)
         return (y, total) if self.return_sum else y

@@ -92,7 +92,7 @@ class OwnFusion(FusedModule):
         return self.plan(*inputs)(*inputs)
 
     def plan(self, *inputs: Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`. Raises RuntimeError if the replacement's results differ from the reference's in
+        """Raises RuntimeError if the replacement's results differ from the reference's in
         shape, dtype, device or memory use."""
         if self.choose(*inputs) == "composition":
             return self.reference

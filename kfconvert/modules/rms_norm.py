@@ -54,7 +54,6 @@ class FusedRMSNorm(FusedNorm):
         )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes ``act(rms_norm(x))`` in plain ATen calls."""
         return reference(x, self.normalized_shape, self.weight, self.eps, self.activation, offset=self.offset)
 
     def extra_repr(self) -> str:

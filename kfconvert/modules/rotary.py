@@ -3,7 +3,7 @@
 import torch
 
 from ..ops.fused.rotary import reference, rope, rope_inference
-from .base import FusedModule, Plan
+from .base import FusedModule
 
 
 class FusedRotary(FusedModule):
@@ -16,24 +16,19 @@ class FusedRotary(FusedModule):
 
     keeps_order = True
 
-    def strategies(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[str]:
-        """See :meth:`FusedModule.strategies`."""
-        return super().strategies(x) if cos.dim() and cos.shape[-1] == x.shape[-1] else ["composition"]
+    @classmethod
+    def examples(cls):
+        yield cls(), (torch.randn(5, 8), torch.randn(5, 8), torch.randn(5, 8))
 
-    def plan(self, *inputs: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
-        return self.reference if self.choose(*inputs) == "composition" else self._kernel
+    def strategies(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[str]:
+        return super().strategies(x) if cos.dim() and cos.shape[-1] == x.shape[-1] else ["composition"]
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotates x. See the class for shapes."""
         return self.reference(x, cos, sin) if self.choose(x, cos, sin) == "composition" else rope(x, cos, sin)
 
     def reference(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Computes the result in plain ATen calls."""
         return reference(x, cos, sin)
 
     def _kernel(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         return rope_inference(x, cos, sin, False, False)
-
-    def extra_repr(self) -> str:
-        return f"strategy={self.strategy!r}" if self.strategy is not None else ""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import FusedModule, Plan, held_of, takes_plain_path
+from .base import FusedModule, Plan
 from .linear import FusedLinear
 from .merged import plain_linear
 
@@ -36,19 +36,18 @@ class FusedSelfAttention(FusedModule):
                 "results do not match"
             )
 
+    @classmethod
+    def examples(cls):
+        for batch_first in (True, False):
+            yield cls(nn.Linear(8, 24), nn.Linear(8, 8), 2, batch_first), (torch.randn(3, 6, 8),)
+
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Returns the strategies for ``x``, best guess first."""
         return self.in_proj.strategies(x)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the module's result. See the class for shapes."""
-        sources = [t for layer in (self.in_proj, self.out_proj) for t in held_of(layer, "weight", "bias")]
-        if takes_plain_path(x, sources):
-            return self._attended(x, self.in_proj, self.out_proj)
-        return self._planned(sources, x)(x)
+    def differentiable(self, x: torch.Tensor) -> torch.Tensor:
+        return self._attended(x, self.in_proj.differentiable, self.out_proj.differentiable)
 
     def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
         strategy = self.choose(x)
         if strategy == "composition":
             return self.reference
@@ -60,7 +59,6 @@ class FusedSelfAttention(FusedModule):
         return lambda x: self._attended(x, first, second)
 
     def places(self) -> list[tuple[dict, str]]:
-        """See :meth:`FusedModule.places`."""
         if self.strategy in FusedLinear.live_strategies:
             return []
         return [place for layer in (self.in_proj, self.out_proj) for place in layer.places()]
@@ -75,7 +73,6 @@ class FusedSelfAttention(FusedModule):
         return second(y.reshape(*x.shape[:-1], features))
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the result in plain ATen calls."""
         return self._attended(x, self.in_proj.reference, self.out_proj.reference)
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ from torch import nn
 
 from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.linear_act import linear_act
-from .base import FusedModule, Plan, held, require_plain, takes_plain_path
+from .base import FusedModule, Plan, held, require_plain
 
 
 class FusedSqueezeExcite(FusedModule):
@@ -40,16 +40,11 @@ class FusedSqueezeExcite(FusedModule):
         self.conv1, self.conv2 = conv1, conv2
         self.training = conv1.training
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the module's result. x: (N, C, H, W); returns the same shape and dtype."""
-        convs = self.conv1, self.conv2
-        sources = [t for conv in convs for t in (held(conv, "weight"), held(conv, "bias")) if t is not None]
-        if takes_plain_path(x, sources):
-            return self.reference(x)
-        return self.plan(x)(x)
+    @classmethod
+    def examples(cls):
+        yield cls(nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)), (torch.randn(2, 4, 5, 5),)
 
     def plan(self, x: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
         if self.choose(x) == "composition":
             return self.reference
         weight1, weight2 = (held(conv, "weight").detach().flatten(1) for conv in (self.conv1, self.conv2))
@@ -63,11 +58,10 @@ class FusedSqueezeExcite(FusedModule):
         return kernel
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the result in plain ATen calls."""
         conv1, conv2 = self.conv1, self.conv2
         hidden = F.conv2d(x.mean((2, 3), keepdim=True), conv1.weight, conv1.bias)
         hidden = apply_activation(hidden, self.activation)
         return x * apply_activation(F.conv2d(hidden, conv2.weight, conv2.bias), self.gate)
 
     def extra_repr(self) -> str:
-        return f"{self._activation_repr()}, gate={self.gate!r}"
+        return f"{super().extra_repr()}, gate={self.gate!r}"

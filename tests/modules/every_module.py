@@ -1,33 +1,40 @@
-"""One small module of each kind, with the shapes of its inputs."""
+"""The examples that the fused modules declare."""
+
+import inspect
 
 import torch
 from torch import nn
 
 from kfconvert import modules
+from kfconvert.modules import FusedModule
 
-MODULES = {
-    "linear": (lambda: modules.FusedLinear(8, 6, activation="silu"), [(20, 8)]),
-    "linear_scale": (
-        lambda: modules.FusedLinearScale.from_tensors(torch.randn(6, 8), torch.randn(6), torch.randn(6)),
-        [(20, 8)],
-    ),
-    "merged": (lambda: modules.FusedMergedLinear(nn.Linear(8, 6), nn.Linear(8, 4)), [(20, 8)]),
-    "gated": (lambda: modules.FusedGatedLinear(nn.Linear(8, 6), nn.Linear(8, 6)), [(20, 8)]),
-    "conv": (
-        lambda: modules.FusedConvBN(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), "relu").eval(),
-        [(2, 4, 5, 5), (2, 6, 3, 3)],
-    ),
-    "conv_without_norm": (
-        lambda: modules.FusedConvBN(nn.Conv2d(4, 6, 3), None, "silu").eval(),
-        [(2, 4, 5, 5), (2, 6, 3, 3)],
-    ),
-    "batch_norm": (lambda: modules.FusedBatchNormAct(nn.BatchNorm2d(4), "relu").eval(), [(2, 4, 5, 5)]),
-    "group_norm": (lambda: modules.FusedGroupNorm(nn.GroupNorm(2, 4), "silu"), [(2, 4, 5, 5)]),
-    "layer_norm": (lambda: modules.FusedAddLayerNorm(8, activation="gelu", return_sum=True), [(5, 8), (5, 8)]),
-    "rms_norm": (lambda: modules.FusedRMSNorm(8), [(5, 8)]),
-    "rotary": (modules.FusedRotary, [(5, 8), (5, 8), (5, 8)]),
-    "squeeze_excite": (
-        lambda: modules.FusedSqueezeExcite(nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)),
-        [(2, 4, 5, 5)],
-    ),
-}
+CLASSES = [
+    value
+    for name in modules.__all__
+    if inspect.isclass(value := getattr(modules, name)) and issubclass(value, FusedModule) and value is not FusedModule
+]
+# All examples by name, and those of classes that are not named after an activation.
+EXAMPLES = {f"{cls.__name__}-{index}": (cls, index) for cls in CLASSES for index, _ in enumerate(cls.examples())}
+MAIN = [name for name, (cls, _) in EXAMPLES.items() if getattr(cls, "default_activation", "none") == "none"]
+
+
+def example(name, device="cpu", dtype=torch.float32):
+    """(module, inputs) of an example, with parameters and statistics as different from defaults as trained ones."""
+    cls, index = EXAMPLES[name]
+    module, inputs = list(cls.examples())[index]
+    with torch.no_grad():
+        for store, key in module.held_places():
+            if (tensor := store[key]) is not None and tensor.is_floating_point() and tensor.dim() == 1:
+                tensor.uniform_(0.5, 1.5)
+    return module.to(device, dtype), tuple(
+        x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in inputs
+    )
+
+
+def replace_tensors(module, change):
+    """Puts ``change(tensor)`` in the place of each floating-point parameter and buffer."""
+    for store, key in module.held_places():
+        tensor = store[key]
+        if tensor is not None and tensor.is_floating_point():
+            changed = change(tensor.detach())
+            store[key] = nn.Parameter(changed, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else changed

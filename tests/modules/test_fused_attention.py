@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import pytest
 import torch
 from accuracy import check_strategies
@@ -100,31 +97,6 @@ def test_windows_in_the_first_dimension(device):
     torch.testing.assert_close(module(q, k, v, bias, shift), expected)
 
 
-def test_gradients(device):
-    inputs = [x.requires_grad_() for x in qkv((2, 2), device, torch.float64, 3, 4, 5, 6)]
-    mask = torch.randn(2, 1, 3, 4, device=device, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(FusedAttention(0.25, terms=(MaskTerm(),)), (*inputs, mask), fast_mode=True)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies(duplicate, device):
-    module = FusedAttention(0.25, terms=(MaskTerm(),))
-    module.strategy = "composition"
-    inputs = (*qkv((2, 3), device, torch.float32), torch.randn(9, 11, device=device))
-    copied = duplicate(module)
-    assert copied.strategy == "composition" and repr(copied) == repr(module)
-    torch.testing.assert_close(copied(*inputs), module(*inputs))
-
-
-def test_compile_and_export(device):
-    module, inputs = FusedAttention(0.25), qkv((2, 3), device, torch.float32)
-    with torch.no_grad():
-        compiled = torch.compile(module, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(*inputs), module.reference(*inputs))
-        exported = torch.export.export(module, inputs, strict=False)
-        torch.testing.assert_close(exported.module()(*inputs), module.reference(*inputs))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("leading", [(6,), (2, 3)], ids=str)
 def test_rows_of_minus_infinity_are_nan(leading, dtype, device):
@@ -147,19 +119,3 @@ def test_rows_of_minus_infinity_are_nan(leading, dtype, device):
 def test_windows_without_a_mask(device):
     q, k, v = qkv((8, 3), device, torch.float32)
     check_strategies(FusedAttention(0.25, split=4), q, k, v)
-
-
-@pytest.mark.cuda
-def test_cuda_graph():
-    q, k, v = qkv((2, 3), "cuda", torch.float16)
-    hidden = torch.zeros(2, 1, 9, 11, dtype=torch.bool, device="cuda")
-    module = FusedAttention(0.25, terms=(MaskTerm(-1e4),))
-    with torch.no_grad():
-        module(q, k, v, hidden)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = module(q, k, v, hidden)
-        q.copy_(torch.randn_like(q))
-        graph.replay()
-        torch.testing.assert_close(y, module(q, k, v, hidden))

@@ -1,9 +1,6 @@
-import copy
-import pickle
-
 import pytest
 import torch
-from accuracy import check_cuda_graph, check_strategies, exact
+from accuracy import check_strategies, exact
 from support.accuracy import assert_as_accurate
 from torch import nn
 
@@ -74,12 +71,6 @@ def test_input_shapes(shape, bias, device):
     check_strategies(module, torch.randn(shape, device=device))
 
 
-def test_strided_inputs(device):
-    module = FusedLinear(64, 32, activation="gelu", device=device)
-    check_strategies(module, torch.randn(5, 64, 7, device=device).transpose(1, 2))
-    check_strategies(module, torch.randn(8, 4, 128, device=device).transpose(0, 1)[..., ::2])
-
-
 def test_row_counts_may_vary(device):
     module = FusedLinear(64, 32, activation="gelu", device=device)
     with torch.no_grad():
@@ -104,70 +95,6 @@ def test_unknown_strategy_stands_for_the_first():
     module, x = FusedLinear(64, 32), torch.empty(128, 64)
     module.strategy = "cudnn"
     assert module.choose(x) == module.strategies(x)[0]
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("transposed", [False, True])
-def test_gradients(activation, transposed, device):
-    weight = torch.randn(5, 4, device=device, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(5, device=device, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(3, 2, 4, device=device, dtype=torch.float64, requires_grad=True)
-
-    def call(x, weight, bias):
-        weight = weight.t() if transposed else weight
-        return FusedLinear.from_tensors(weight, bias, activation, 0.2, transposed)(x)
-
-    assert torch.autograd.gradcheck(call, (x, weight, bias), fast_mode=True)
-
-
-def test_gradient_of_frozen_module_and_of_frozen_input(device):
-    module = FusedLinearGELU(64, 32, device=device)
-    with torch.inference_mode():
-        module(torch.randn(8, 64, device=device))
-    x = torch.randn(8, 64, device=device)
-    module(x).sum().backward()
-    gradient = module.weight.grad.clone()
-    module.weight.grad = None
-    module.reference(x).sum().backward()
-    torch.testing.assert_close(gradient, module.weight.grad)
-    module.requires_grad_(False)
-    assert not module(x).requires_grad
-    assert module(x.requires_grad_()).requires_grad
-
-
-def optimize(module):
-    module(torch.randn(8, 64, device=module.weight.device)).square().sum().backward()
-    torch.optim.SGD(module.parameters(), lr=0.1).step()
-
-
-def load(module):
-    module.load_state_dict({name: torch.randn_like(value) for name, value in module.state_dict().items()})
-
-
-def replace(module):
-    module.weight = nn.Parameter(torch.randn_like(module.weight))
-
-
-def replace_by_plain_tensor(module):
-    module.weight = torch.randn_like(module.weight)
-
-
-def swap_data(module):
-    module.bias.data = torch.randn_like(module.bias)
-
-
-@pytest.mark.parametrize("change", [optimize, load, replace, replace_by_plain_tensor, swap_data])
-def test_follows_its_parameters(change, device):
-    module, x = FusedLinear(64, 32, activation="silu", device=device), torch.randn(8, 64, device=device)
-    for strategy in module.strategies(x):
-        module.strategy = strategy
-        with torch.no_grad():
-            before = module(x)
-        change(module)
-        with torch.no_grad():
-            assert not torch.equal(module(x), before)
-            torch.testing.assert_close(module(x), module.reference(x))
-        module.weight = nn.Parameter(module.weight.detach())
 
 
 def write_bias(module):
@@ -200,34 +127,6 @@ def test_plans_look_the_bias_up(change, activation, device):
         torch.testing.assert_close(plan(x), module.reference(x))
         change(module)
         torch.testing.assert_close(plan(x), module.reference(x))
-
-
-def test_follows_a_change_of_dtype(device):
-    module, x = FusedLinear(64, 32, device=device), torch.randn(8, 64, device=device)
-    with torch.no_grad():
-        module(x)
-        module.double()
-        torch.testing.assert_close(module(x.double()), module.reference(x.double()))
-        module.bfloat16()
-        assert module(x.bfloat16()).dtype == torch.bfloat16
-        module.float()
-        torch.testing.assert_close(module(x), module.reference(x))
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_and_state_dict(duplicate, device):
-    module, x = FusedLinearTanh(64, 32, device=device), torch.randn(8, 64, device=device)
-    module.strategy = "kernel"
-    with torch.no_grad():
-        expected = module(x)
-        copied = duplicate(module)
-        assert copied.strategy == "kernel" and torch.equal(copied(x), expected)
-        copied.weight.zero_()
-        assert torch.equal(module(x), expected)
-        assert list(module.state_dict()) == ["weight", "bias"]
-        plain = nn.Linear(64, 32, device=device)
-        plain.load_state_dict(module.state_dict())
-        torch.testing.assert_close(plain(x).tanh(), expected)
 
 
 def test_from_linear_shares_and_keeps_the_mode(device):
@@ -265,33 +164,6 @@ def test_named_classes(device):
         linear = nn.Linear(64, 32, device=device)
         assert type(module).from_linear(linear).activation == module.activation or "tanh" in module.activation
         assert f"activation={module.activation!r}" in repr(module)
-
-
-def test_initialisation_is_that_of_linear():
-    torch.manual_seed(1)
-    module = FusedLinear(64, 32)
-    torch.manual_seed(1)
-    linear = nn.Linear(64, 32)
-    assert torch.equal(module.weight, linear.weight) and torch.equal(module.bias, linear.bias)
-
-
-def test_autocast(device):
-    module, x = FusedLinear(64, 32, activation="relu", device=device), torch.randn(8, 64, device=device)
-    with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16):
-        y = module(x)
-        assert y.dtype == torch.bfloat16
-        torch.testing.assert_close(y, module.reference(x))
-
-
-def test_compile_and_export(device):
-    module, x = FusedLinearGELU(64, 32, device=device), torch.randn(8, 64, device=device)
-    with torch.no_grad():
-        expected = module(x)
-        compiled = torch.compile(module, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), expected)
-        free_batch = ({0: torch.export.Dim.AUTO},)
-        exported = torch.export.export(module, (x,), dynamic_shapes=free_batch, strict=False)
-        torch.testing.assert_close(exported.module()(x[:5]), expected[:5])
 
 
 @pytest.mark.parametrize(
@@ -337,11 +209,3 @@ def test_subclass_with_its_own_forward_is_refused():
 
     with pytest.raises(TypeError, match="Scaled"):
         FusedLinear.from_linear(Scaled(4, 4))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_cuda_graph(dtype):
-    module = FusedLinearGELU(128, 256, device="cuda", dtype=dtype)
-    x = torch.randn(32, 128, device="cuda", dtype=dtype)
-    check_cuda_graph(module, x)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from accuracy import exact
+from accuracy import check_special_values
 from support.selection import each_once
 from torch import nn
 
@@ -12,28 +12,6 @@ from kfconvert.ops import ACTIVATIONS
 SPECIAL = [float("nan"), float("inf"), -float("inf")]
 NORM_ACTIVATIONS = [name for name in ACTIVATIONS if name != "leaky_relu"]
 CONVOLUTIONS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d), 3: (nn.Conv3d, nn.BatchNorm3d)}
-
-
-def places(y):
-    """0 where ``y`` is finite; otherwise a NaN or the infinity itself."""
-    return torch.where(y.isfinite(), 0.0, y.double())
-
-
-def check(module, *inputs, expected=()):
-    """Every strategy's NaN and infinities are the reference's, which must have some NaN."""
-    with torch.no_grad():
-        composition, truth = places(module.reference(*inputs)), places(exact(module, *inputs))
-        assert truth.isnan().any() and not truth.isnan().all()
-        # ATen's vectorised float32 erf GELU makes a NaN of +inf, its scalar one does not: either will do.
-        either = (truth == float("inf")) if module.activation == "gelu" else torch.zeros_like(truth).bool()
-        torch.testing.assert_close(composition[~either], truth[~either], rtol=0, atol=0, equal_nan=True)
-        names = module.strategies(*inputs)
-        assert set(expected) <= set(names)
-        for module.strategy in names:
-            for _ in range(2):
-                y = places(module(*inputs))
-                torch.testing.assert_close(y[~either], truth[~either], rtol=0, atol=0, equal_nan=True)
-                assert (y[either].isnan() | (y[either] == float("inf"))).all()
 
 
 def convolution(dims, activation, device, channels=(12, 16), slope=0.2, **options):
@@ -62,13 +40,13 @@ def test_convolution(activation, kind, device):
         for i, value in enumerate(SPECIAL):
             x[i, 3][(2,) * dims] = value
         expected = expected_strategies(module, x)
-        check(module, x, expected=expected)
-        check(module, x, residual, expected=expected)
+        check_special_values(module, x, expected=expected)
+        check_special_values(module, x, residual, expected=expected)
         # In reach of the infinities of x, and out of it.
         for i, value in enumerate(SPECIAL):
             residual[i, 2][(1,) * dims] = value
             residual[i, 7][(3,) * dims] = SPECIAL[2 - i]
-        check(module, x, residual, expected=expected)
+        check_special_values(module, x, residual, expected=expected)
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
@@ -80,17 +58,17 @@ def test_each_value_goes_through_a_convolution(activation, with_residual, device
     for i, value in enumerate(SPECIAL):
         x[0, :, i, 3] = value
     residuals = [torch.randn_like(x)] if with_residual else []
-    check(module, x, *residuals, expected=expected_strategies(module, x))
+    check_special_values(module, x, *residuals, expected=expected_strategies(module, x))
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.2, 1.0, -0.5])
 def test_slopes(slope, device):
     x = torch.randn(1, 12, 9, 9, device=device)
     x[0, 3, 2, 2], x[0, 4, 5, 6] = SPECIAL[:2]
-    check(convolution(2, "leaky_relu", device, kernel_size=3, slope=slope), x)
+    check_special_values(convolution(2, "leaky_relu", device, kernel_size=3, slope=slope), x)
     rows = torch.randn(40, 64, device=device)
     rows[[1, 5, 9], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
-    check(FusedLinear(64, 32, activation="leaky_relu", negative_slope=slope, device=device), rows)
+    check_special_values(FusedLinear(64, 32, activation="leaky_relu", negative_slope=slope, device=device), rows)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -101,7 +79,7 @@ def test_linear(activation, bias, device):
     for rows, expected in ((40, packed), (7, [])):
         x = torch.randn(rows, 64, device=device)
         x[[1, 3, 5], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
-        check(module, x, expected=expected)
+        check_special_values(module, x, expected=expected)
 
 
 @pytest.mark.parametrize(("norm", "add_norm"), [(FusedLayerNorm, FusedAddLayerNorm), (FusedRMSNorm, FusedAddRMSNorm)])
@@ -110,6 +88,6 @@ def test_linear(activation, bias, device):
 def test_norm(activation, shape, norm, add_norm, device):
     x, residual = torch.randn(2, 9, shape, device=device)
     x[[1, 3, 5], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
-    check(norm(shape, activation=activation, device=device), x)
+    check_special_values(norm(shape, activation=activation, device=device), x)
     residual[[1, 5, 7], [3, 8, 4]] = torch.tensor(SPECIAL, device=device)
-    check(add_norm(shape, activation=activation, device=device), x, residual)
+    check_special_values(add_norm(shape, activation=activation, device=device), x, residual)

@@ -29,37 +29,6 @@ def test_every_strategy_is_as_accurate_as_the_composition(activation, gate, dtyp
         assert module(x).is_contiguous(memory_format=memory_format)
 
 
-def test_nan_and_infinities_stay_in_their_image(device):
-    x = torch.randn(4, 24, 5, 5, device=device)
-    x[0, 1, 2, 2], x[1, 3, 0, 0] = float("nan"), float("inf")
-    for gate in ("sigmoid", "hardsigmoid"):
-        module = build("relu", gate, device)
-        with torch.no_grad():
-            want = module.reference(x)
-            for module.strategy in module.strategies(x):
-                y = module(x)
-                assert torch.equal(y.isnan(), want.isnan()) and torch.equal(y.isinf(), want.isinf())
-                assert y[2:].isfinite().all()
-
-
-def test_follows_its_weights(device):
-    module, x = build(device=device), torch.randn(2, 24, 5, 5, device=device)
-    with torch.no_grad():
-        for tensor in module.parameters():
-            before = module(x)
-            tensor.mul_(3)
-            assert not torch.equal(module(x), before)
-            torch.testing.assert_close(module(x), module.reference(x))
-
-
-def test_gradcheck(device):
-    module = build("silu", device=device, dtype=torch.float64)
-    x = torch.randn(2, 24, 2, 2, device=device, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(module, (x,))
-    module(x).sum().backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())
-
-
 def test_what_is_refused():
     squeeze, excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
     for convs in (

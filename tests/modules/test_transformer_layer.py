@@ -93,11 +93,11 @@ def test_masks(device, norm_first, training):
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_dropout(device, norm_first):
     fused, plain = layers("relu", norm_first, 0.3, device)
-    x = torch.randn(1, 4, 32, device=device)
+    x = torch.randn(1, 4, 32, device=device).expand(1500, -1, -1)
     with torch.no_grad():
         assert not torch.equal(fused(x), fused(x))
-        # What is dropped is a matter of chance, its mean and spread over many calls are not.
-        many = [torch.cat([layer(x) for _ in range(1500)]) for layer in (fused, plain)]
+        # What is dropped is a matter of chance, its mean and spread over many rows are not.
+        many = [layer(x) for layer in (fused, plain)]
         spread = many[1].std(0)
         assert ((many[0].mean(0) - many[1].mean(0)).abs() < 0.25 * spread).all()
         assert (many[0].std(0) / spread - 1).abs().mean() < 0.1
