@@ -127,8 +127,7 @@ def test_a_model_that_is_gone_before_backward(both):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("first", ["frozen", "trained"])
-def test_parts_that_are_frozen_and_trained_again(first):
+def test_parts_that_are_frozen_and_trained_again():
     class Two(nn.Module):
         """Features and scores."""
 
@@ -141,8 +140,8 @@ def test_parts_that_are_frozen_and_trained_again(first):
             return nn.functional.gelu(hidden), self.head(hidden)
 
     model, x = Two().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
-    for frozen in (first == "frozen", first != "frozen"):
+    fused = converted(model, x)
+    for frozen in (True, False, True):
         found = []
         for each in (model, fused):
             each.zero_grad()
@@ -152,7 +151,7 @@ def test_parts_that_are_frozen_and_trained_again(first):
             (features.sum() * features.requires_grad + scores.sum()).backward()
             found.append([p.grad for p in each.parameters()])
         torch.testing.assert_close(*found)
-    assert fused.kfconvert_info()["guard"]["hits"] == 2
+    assert fused.kfconvert_info()["guard"]["hits"] == 3
 
 
 class Varying(nn.Module):
@@ -200,7 +199,7 @@ def test_outputs_that_are_views_are_written_to(view):
             return view(super().forward(x)[0])
 
     model, x = Viewing().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    fused = converted(model, x)
     found = []
     for each in (model, fused):
         outputs = each(x)
@@ -266,14 +265,24 @@ class Parts(nn.Module):
         return torch.relu(self.second(x)), torch.relu(self.first(x))
 
 
-def test_hooks_that_run_where_a_gradient_was_accumulated():
+@pytest.fixture(scope="module")
+def parts_once():
+    model = Parts().eval()
+    return model, converted(model, torch.randn(4, 8))
+
+
+@pytest.fixture
+def parts(parts_once):
+    return copy.deepcopy(parts_once)
+
+
+def test_hooks_that_run_where_a_gradient_was_accumulated(parts):
     def double(parameter):
         parameter.grad.mul_(2)
 
-    model, x = Parts().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    x = torch.randn(4, 8)
     found = []
-    for each in (model, fused):
+    for each in parts:
         for parameter in each.parameters():
             parameter.register_post_accumulate_grad_hook(double)
         for index in (0, 1):
@@ -283,16 +292,14 @@ def test_hooks_that_run_where_a_gradient_was_accumulated():
 
 
 @pytest.mark.parametrize("part", ["first", "second", ""])
-def test_parameters_that_are_frozen_before_the_backward_pass(part):
-    model, x = Parts().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
-    found = []
-    for each in (model, fused):
+def test_parameters_that_are_frozen_before_the_backward_pass(parts, part):
+    x, found = torch.randn(4, 8), []
+    for each in parts:
         y = each(x)[0]
         each.get_submodule(part).requires_grad_(False)
         y.sum().backward()
         found.append([p.grad for p in each.parameters()])
-    assert fused.kfconvert_info()["guard"]["hits"] == 1
+    assert parts[1].kfconvert_info()["guard"]["hits"] == 1
     assert [grad is None for grad in found[0]] == [grad is None for grad in found[1]]
     torch.testing.assert_close(*([grad for grad in grads if grad is not None] for grads in found))
 
@@ -334,7 +341,7 @@ def hooked(scores, features):
 @pytest.mark.parametrize("use", [asked, hooked])
 def test_outputs_that_are_computed_from_each_other(use):
     model, x = Returning().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    fused = converted(model, x)
     found = []
     for each in (model, fused):
         found.append((use(*each(x)), [p.grad for p in each.parameters()]))
@@ -362,7 +369,7 @@ class Noisy(nn.Module):
 
 def test_a_registered_operator_that_draws_draws_once_for_forward_and_backward():
     model = Noisy().eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 6))
+    fused = converted(model, torch.randn(4, 6))
     x = torch.randn(4, 6)
     for module in (model, fused):
         torch.manual_seed(0)

@@ -70,7 +70,7 @@ class Heads(nn.Module):
         return self.after(y)
 
 
-@pytest.mark.parametrize("after", [nn.Identity(), torch.tanh, lambda y: y[:, 1:], lambda y: y * 2 + 1])
+@pytest.mark.parametrize("after", [nn.Identity(), lambda y: y[:, 1:] * 2 + 1])
 def test_results_of_attention_lie_as_those_of_the_original(after):
     model = Heads(after).eval()
     fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(2, 6, 16))
@@ -90,36 +90,35 @@ LAZY = {
 
 
 @pytest.mark.parametrize("after", LAZY.values(), ids=LAZY)
-@pytest.mark.parametrize("gradients", [True, False])
-def test_values_that_are_conjugated_or_negated_when_they_are_read(after, gradients):
+def test_values_that_are_conjugated_or_negated_when_they_are_read(after):
     model = Returns(after).eval()
     fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(4, 8))
     x = torch.randn(4, 8)
-    with torch.set_grad_enabled(gradients):
-        expected, outputs = model(x), fused(x)
-    assert fused.kfconvert_info()["guard"]["hits"] == 1
-    torch.testing.assert_close(outputs.resolve_conj(), expected.resolve_conj())
-    if gradients:
-        for out in (expected, outputs):
-            out.abs().square().sum().backward()
-        for ours, theirs in zip(fused.parameters(), model.parameters()):
-            torch.testing.assert_close(ours.grad, theirs.grad)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            expected, outputs = model(x), fused(x)
+        torch.testing.assert_close(outputs.resolve_conj(), expected.resolve_conj())
+    assert fused.kfconvert_info()["guard"]["hits"] == 2
+    for out in (expected, outputs):
+        out.abs().square().sum().backward()
+    for ours, theirs in zip(fused.parameters(), model.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("shown", [lambda m: m.conv.weight.flatten(1), lambda m: m.norm.running_mean[None]])
-def test_what_a_caller_writes_into_a_view_of_the_model_is_seen(shown, gradients):
+def test_what_a_caller_writes_into_a_view_of_the_model_is_seen(shown):
     model = Shows(shown).eval()
     model.conv.weight.requires_grad_(False)
     fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(2, 3, 8, 8))
     x = torch.randn(2, 3, 8, 8)
-    for each in (model, fused):
-        with torch.set_grad_enabled(gradients):
-            _, view = each(x)
-        with torch.no_grad():
-            view.mul_(2)
-    torch.testing.assert_close(fused(x)[0], model(x)[0])
-    assert fused.kfconvert_info()["guard"]["hits"] == 2
+    for gradients in (False, True):
+        for each in (model, fused):
+            with torch.set_grad_enabled(gradients):
+                _, view = each(x)
+            with torch.no_grad():
+                view.mul_(2)
+        torch.testing.assert_close(fused(x)[0], model(x)[0])
+    assert fused.kfconvert_info()["guard"]["hits"] == 4
 
 
 OTHERWISE_STORED = {
@@ -246,13 +245,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_autograd_does_with_a_result(kind, gradients):
+def test_what_autograd_does_with_a_result(kind):
     x, model = torch.randn(4, 8), OfAnotherKind(KINDS[kind]).eval()
     fused = ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=x)
-    with torch.set_grad_enabled(gradients):
-        ours, theirs = fused(x), model(x)
-    torch.testing.assert_close(ours, theirs)
-    assert type(ours) is type(theirs) and ours.requires_grad == theirs.requires_grad
-    assert (ours.grad is None) == (theirs.grad is None)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            ours, theirs = fused(x), model(x)
+        torch.testing.assert_close(ours, theirs)
+        assert type(ours) is type(theirs) and ours.requires_grad == theirs.requires_grad
+        assert (ours.grad is None) == (theirs.grad is None)
