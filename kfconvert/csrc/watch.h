@@ -147,49 +147,13 @@ struct Marks {
   PyObject* size;
   PyObject* items;
   PyObject* type;
-  PyObject* inside;
-  PyObject* dict;
+  PyObject* code;
 };
-
-// Whether the objects of a tuple have the dicts of another tuple as their __dict__.
-inline int have_dicts(PyObject* objects, PyObject* dicts) {
-  if (!PyTuple_Check(objects) || !PyTuple_Check(dicts) || PyTuple_GET_SIZE(objects) != PyTuple_GET_SIZE(dicts)) {
-    PyErr_SetString(PyExc_TypeError, "expected a tuple of objects and a tuple of their dicts");
-    return -1;
-  }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(objects); ++i) {
-    PyObject** const slot = _PyObject_GetDictPtr(PyTuple_GET_ITEM(objects, i));
-    if (slot == nullptr && PyErr_Occurred()) return -1;
-    if (slot == nullptr || *slot != PyTuple_GET_ITEM(dicts, i)) return 0;
-  }
-  return 1;
-}
-
-// Whether a function still has the code, the defaults and the values in its closure that `expected` lists.
-inline int has_inside(PyObject* function, PyObject* expected) {
-  if (!PyFunction_Check(function) || !PyTuple_Check(expected) || PyTuple_GET_SIZE(expected) < 3) {
-    PyErr_SetString(PyExc_TypeError, "expected a function and a tuple of what it is made of");
-    return -1;
-  }
-  const auto is = [expected](PyObject* found, Py_ssize_t index) {
-    return (found == nullptr ? Py_None : found) == PyTuple_GET_ITEM(expected, index);
-  };
-  if (!is(PyFunction_GET_CODE(function), 0) || !is(PyFunction_GET_DEFAULTS(function), 1) ||
-      !is(PyFunction_GET_KW_DEFAULTS(function), 2))
-    return 0;
-  PyObject* const closure = PyFunction_GET_CLOSURE(function);
-  const Py_ssize_t count = closure == nullptr ? 0 : PyTuple_GET_SIZE(closure);
-  if (PyTuple_GET_SIZE(expected) != count + 3) return 0;
-  for (Py_ssize_t i = 0; i < count; ++i)
-    if (!is(PyCell_GET(PyTuple_GET_ITEM(closure, i)), i + 3)) return 0;
-  return 1;
-}
 
 // Whether one entry holds: 1 or 0; -1 with an exception set.
 inline int holds(PyObject* holder, PyObject* key, PyObject* expected, const Marks& marks) {
   if (key == marks.type) return reinterpret_cast<PyObject*>(Py_TYPE(holder)) == expected;
-  if (key == marks.inside) return has_inside(holder, expected);
-  if (key == marks.dict) return have_dicts(holder, expected);
+  if (key == marks.code) return PyFunction_Check(holder) && PyFunction_GET_CODE(holder) == expected;
   if (key == marks.items && PyDict_Check(holder)) {
     if (!PyTuple_Check(expected) || PyDict_Size(holder) != PyTuple_GET_SIZE(expected)) return 0;
     PyObject* name = nullptr;
@@ -220,15 +184,15 @@ inline int holds(PyObject* holder, PyObject* key, PyObject* expected, const Mark
   return found == (expected == marks.missing ? nullptr : expected);
 }
 
-// first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT) -> index of the first entry that does
-// not hold; None where all hold and no dict was written since its entries last held; -1 where all hold, but a dict was
-// written. `root` is the dict that None stands for.
+// first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE, CODE) -> index of the first entry that does not hold;
+// None where all hold and no dict was written since its entries last held; -1 where all hold, but a dict was written.
+// `root` is the dict that None stands for.
 inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (!takes("first_change", count, 9) || !is_flat(arguments[0], 3)) return nullptr;
+  if (!takes("first_change", count, 8) || !is_flat(arguments[0], 3)) return nullptr;
   PyObject* const entries = arguments[0];
   PyObject* const state = arguments[1];
   PyObject* const root = arguments[2];
-  const Marks marks{arguments[3], arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]};
+  const Marks marks{arguments[3], arguments[4], arguments[5], arguments[6], arguments[7]};
   if (!PyByteArray_Check(state)) {
     PyErr_SetString(PyExc_TypeError, "expected the state of the entries");
     return nullptr;
@@ -535,8 +499,7 @@ inline int add_to(PyObject* module) {
   static PyMethodDef functions[] = {
       {"watch_state", watch_state, METH_O, "watch_state(entries): see kfconvert.runtime.state.watch.Watch"},
       {"first_change", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(first_change)), METH_FASTCALL,
-       "first_change(entries, state, root, missing, size, items, type, inside, dict): see "
-       "kfconvert.runtime.state.watch"},
+       "first_change(entries, state, root, missing, size, items, type, code): see kfconvert.runtime.state.watch"},
       {"gather", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(gather)), METH_FASTCALL,
        "gather(places, root): see kfconvert.runtime.state.watch.gather"},
       {"tensor_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_state)), METH_FASTCALL,

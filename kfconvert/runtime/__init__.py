@@ -12,26 +12,26 @@ from .recording.program import Program
 from .recording.recording import Pool, Recording, Repeated, Unrecordable
 from .recording.variant import Variant
 from .state.active_modes import default_device, function_mode
+from .state.authors import is_of_author
 from .state.code import OF_COMPILERS, class_dict, is_same_compiled, whole_walk
 from .state.code_state import Codes
 from .state.configuration import grouped_by_class, recorded_reads, without_cache
-from .state.contents import (
-    OF_CONVERSION,
-    OF_EVERY_MODULE,
-    OfConversion,
-    generators,
-    is_config_dict,
-    is_of_author,
-    is_plain_object,
-    reached,
-    slotted,
-)
 from .state.derived import Derived, memory_of
 from .state.evidence import NoEvidence, evidence_of
 from .state.hooks import global_hook, has_hooks, inner_hook, remedy
 from .state.names_in_code import reads_of_attributes
 from .state.random_generators import GENERATORS, as_bytes, generator_state, put_back
-from .state.references import configurations
+from .state.references import (
+    OF_CONVERSION,
+    OF_EVERY_MODULE,
+    OfConversion,
+    configurations,
+    generators,
+    is_config_dict,
+    is_plain_object,
+    reached,
+    slotted,
+)
 from .state.tensor_facts import (
     ELEMENTS,
     LAYOUT,
@@ -40,7 +40,7 @@ from .state.tensor_facts import (
     named_by_code,
     unsteady,
 )
-from .state.watch import MISSING, ROOT, Entry, Watch, inside
+from .state.watch import MISSING, ROOT, Entry, Watch
 from .state.watched_places import OF_EXPORT
 from .state.weak_module import WeakModule
 
@@ -94,7 +94,6 @@ __all__ = [
     "guarded_forward",
     "has_hooks",
     "inner_hook",
-    "inside",
     "install",
     "memory_of",
     "merge",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..runtime import OF_CONVERSION, OfConversion, inside, is_config_dict
+from ..runtime import OF_CONVERSION, OfConversion, is_config_dict
 
 # Attributes that do not affect the computation: device and origin, entries of a conversion, and notes of transformers
 # on loading.
@@ -85,6 +85,11 @@ def _is_same_dict(one: dict[Any, Any], other: dict[Any, Any], depth: int) -> boo
     return one.keys() == other.keys() and all(_is_same(one[key], other[key], depth) for key in one)
 
 
+def _bound(function: types.FunctionType) -> tuple[Any, ...]:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    return function.__defaults__, function.__kwdefaults__, cells
+
+
 def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
     if value is other or isinstance(value, nn.Module):  # modules are compared by name
         return value is other or type(value) is type(other)
@@ -95,7 +100,7 @@ def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
     if type(value) is not type(other) or depth > _DEPTH:
         return False
     if isinstance(value, types.FunctionType):  # each model has a new one
-        return value.__code__ is other.__code__ and _is_same(inside(value)[1:], inside(other)[1:], depth + 1)
+        return value.__code__ is other.__code__ and _is_same(_bound(value), _bound(other), depth + 1)
     if isinstance(value, _CALLED):
         return False
     if isinstance(value, weakref.ref):  # recurrent layers have these to their weights

@@ -19,8 +19,8 @@ from ..recording.program_errors import Fallback
 from ..recording.variant import Variant
 from ..state.active_modes import onlooker
 from ..state.code_state import Codes
-from ..state.contents import OfConversion
 from ..state.model_state import ModelState
+from ..state.references import OfConversion
 from ..state.tensor_facts import ELEMENTS
 from ..state.weak_module import WeakModule
 from .comparison import differs

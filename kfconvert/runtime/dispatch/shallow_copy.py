@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..state.contents import OF_CONVERSION, OfConversion
+from ..state.references import OF_CONVERSION, OfConversion
 from ..state.weak_module import WeakModule
 
 

@@ -17,26 +17,29 @@ from typing import Any
 from torch import nn
 
 from ...region import Read
+from .authors import is_of_author
 from .configuration import names_by_class
-from .contents import Found, is_of_author, items
+from .contents import Found
 from .names_in_code import names_in
 from .random_generators import GENERATORS
 from .references import Holdings
-from .watch import INSIDE, MISSING, inside
+from .watch import CODE, MISSING
 
 # torch looks up these names in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
-# The maximum number of wrappers and closure values that the walk follows.
-_DEPTH = 12
 # Libraries whose code may check whether it is compiled, but returns the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 # In PyTorch itself, nn.TransformerEncoder writes zeros where a mask pads at the right, except when compiled.
 _OTHER_COMPILED = frozenset(("torch.nn.modules.transformer",))
 # Names by which code detects a compiler without a call.
 OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
-# Objects that transformers looks up by name, such as attention functions, see ``GeneralInterface`` there.
-_REGISTRIES = ("_local_mapping", "_global_mapping")
 _CONTAINERS = (list, dict, set, collections.deque, *GENERATORS)
+# The attributes by which methods, properties, and partial and decorated functions refer to functions.
+_INNER = ("__func__", "fget", "func", "__wrapped__")
+_AROUND_FUNCTIONS = (
+    types.FunctionType, types.MethodType, staticmethod, classmethod, property, functools.cached_property,
+    functools.partial, functools.partialmethod, functools._lru_cache_wrapper,
+)  # fmt: skip
 
 
 def whole_walk(model: nn.Module) -> CodeWalk:
@@ -74,22 +77,22 @@ class CodeWalk:
         self.of_compilers = set[str]()
         self.containers: dict[str, Any] = {}
         self.cached: dict[int, functools._lru_cache_wrapper[Any]] = {}
-        self._of_author = True  # whether the current code is a model author's
         self._names = set[str](_ALWAYS)
         self._inherited = set[str](_ALWAYS)  # names that code reads from ``super()``
         self._functions: dict[int, types.FunctionType] = {}
+        self._pending: list[types.FunctionType] = []
         self._found: dict[tuple[int, Any], Found] = {}
         of_class, of_objects = names_by_class(reads or ()), {read for read in reads or () if isinstance(read, str)}
         owners = list(dict.fromkeys(classes))
         # Libraries replace this function with their kernels; transformers calls it from a function in a registry.
-        self._note(
-            vars(nn.functional), "scaled_dot_product_attention", "torch.nn.functional.scaled_dot_product_attention"
-        )
+        self._note(vars(nn.functional), "scaled_dot_product_attention", "torch.nn.functional")
         for function in functions:
             self._follow(function, getattr(function, "__qualname__", "a function"))
         known = -1
         while known != len(self._functions):
             known = len(self._functions)
+            while self._pending:
+                self._function(self._pending.pop())
             for owner in owners:
                 read = of_class.get(owner, set()) if issubclass(owner, nn.Module) else of_objects
                 self._methods(owner, self._inherited | (self._names if reads is None else read))
@@ -117,83 +120,51 @@ class CodeWalk:
         for name in sorted(names):
             if any(name in vars(base) for base in classes):
                 for base in classes:
-                    self._note(class_dict(base), name, f"{base.__qualname__}.{name}")
-                    self._of_author = is_of_author(base.__module__)
+                    self._note(class_dict(base), name, base.__qualname__)
                     self._follow(vars(base).get(name), f"{base.__qualname__}.{name}")
 
-    def _follow(self, value: Any, name: str, depth: int = 0) -> None:
+    def _follow(self, value: Any, name: str) -> None:
         """Follow the functions in ``value``: a function, method, property, or partial or decorated function."""
-        if depth > _DEPTH:
-            return
         if isinstance(value, types.FunctionType):
-            self._function(value, depth)
-        elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
-            self._follow(value.__func__, name, depth + 1)
-        elif isinstance(value, property):
-            self._follow(value.fget, name, depth + 1)
-        elif isinstance(value, functools.cached_property):
-            self._follow(value.func, name, depth + 1)
-        elif isinstance(value, (functools.partial, functools.partialmethod)):
-            for bound in (value.func, *value.args):
-                self._follow(bound, name, depth + 1)
-        elif isinstance(value, functools._lru_cache_wrapper):
+            if id(value) in self._functions or not _is_followed(value.__module__):
+                return
+            self._functions[id(value)] = value
+            self._pending.append(value)
+        if isinstance(value, functools._lru_cache_wrapper):
             self.cached[id(value)] = value
-            self._follow(value.__wrapped__, name, depth + 1)
+        if isinstance(value, _AROUND_FUNCTIONS):
+            for inner in (getattr(value, each, None) for each in _INNER):
+                self._follow(inner, name)
         elif isinstance(value, _CONTAINERS):
             self.containers.setdefault(name, value)
-            for item in items(value):
-                if isinstance(item, types.FunctionType):
-                    self._follow(item, name, depth + 1)
-        elif isinstance(value, types.BuiltinFunctionType) and self._of_author:
-            self.asked_for.add(value.__name__)
 
-    def _function(self, function: types.FunctionType, depth: int) -> None:
-        if not _is_followed(function.__module__) and self._of_author:
-            self.asked_for.add(function.__name__)  # the name here may differ
-        if id(function) in self._functions or not _is_followed(function.__module__):
-            return
-        self._functions[id(function)] = function
-        self._found[id(function), INSIDE] = (function.__qualname__, (function, INSIDE, inside(function)))
-        for held in inside(function)[3:]:
-            self._follow(held, function.__qualname__, depth + 1)
-        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._follow(default, function.__qualname__, depth + 1)
-        looked_up, attributes = names_in(function.__code__)
-        self._names |= attributes
+    def _function(self, function: types.FunctionType) -> None:
+        self._found[id(function), CODE] = (function.__qualname__, (function, CODE, function.__code__))
+        names = names_in(function.__code__)
+        self._names |= names
         if "__class__" in function.__code__.co_freevars:
-            self._inherited |= attributes
-        before, self._of_author = self._of_author, is_of_author(function.__module__)
-        if self._of_author:
-            self.asked_for |= attributes | looked_up
-            if not is_same_compiled(function.__module__):
-                self.of_compilers |= OF_COMPILERS & (attributes | looked_up)
-        for name in sorted(looked_up & function.__globals__.keys()):
-            value, full = function.__globals__[name], f"{function.__module__}.{name}"
-            if isinstance(value, types.ModuleType):
-                self._module(value, attributes, {id(value)})
-                continue
-            self._note(function.__globals__, name, full)
-            self._follow(value, full)
-            if all(isinstance(getattr(value, registry, None), dict) for registry in _REGISTRIES):
-                for registry in _REGISTRIES:
-                    for key in value:
-                        self._note(getattr(value, registry), key, f"{full}[{key!r}]")
-        self._of_author = before
+            self._inherited |= names
+        if is_of_author(function.__module__):
+            self.asked_for |= names
+            self.of_compilers |= frozenset() if is_same_compiled(function.__module__) else OF_COMPILERS & names
+        for cell in function.__closure__ or ():
+            if cell != types.CellType():  # it has a value
+                self._follow(cell.cell_contents, function.__qualname__)
+        self._globals(function.__globals__, function.__module__, names, set())
 
-    def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
-        """The attributes called ``names`` of a Python module, and of modules among them."""
-        if not (is_of_author(module.__name__) or module.__name__.partition(".")[0] == "torch"):
-            return
-        for name in sorted(names & vars(module).keys()):
-            value = vars(module)[name]
+    def _globals(self, held: dict[str, Any], module: str, names: frozenset[str], seen: set[int]) -> None:
+        """Follow the globals called ``names`` of a Python module, and of the modules among them."""
+        seen.add(id(held))
+        for name in sorted(names & held.keys()):
+            value = held[name]
             if not isinstance(value, types.ModuleType):
-                self._note(vars(module), name, f"{module.__name__}.{name}")
-                self._follow(value, f"{module.__name__}.{name}")
-            elif id(value) not in seen:
-                self._module(value, names, seen | {id(value)})
+                self._note(held, name, module)
+                self._follow(value, f"{module}.{name}")
+            elif id(vars(value)) not in seen and (is_of_author(value.__name__) or value.__name__.startswith("torch")):
+                self._globals(vars(value), value.__name__, names, seen)
 
     def _note(self, store: dict[str, Any], key: str, name: str) -> None:
-        self._found.setdefault((id(store), key), (name, (store, key, store.get(key, MISSING))))
+        self._found.setdefault((id(store), key), (f"{name}.{key}", (store, key, store.get(key, MISSING))))
 
 
 def _is_followed(module: str | None) -> bool:

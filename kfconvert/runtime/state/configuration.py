@@ -16,17 +16,18 @@ from torch.nn.modules.dropout import _DropoutNd
 from ...inputs import is_equal
 from ...process import ThisThread, method_over
 from ...region import Read
+from .authors import is_of_author
 from .config_dicts import recorded_entries
-from .contents import (
+from .fingerprint import may_fetch
+from .references import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
-    is_class_of_author,
+    Holdings,
+    configurations,
     is_config_dict,
     is_plain_object,
     slotted,
 )
-from .fingerprint import may_fetch
-from .references import Holdings, configurations
 from .watch import MISSING
 
 # The maximum depth at which nested configurations are compared.
@@ -107,7 +108,7 @@ def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) ->
         return _is_same_tensor(value, other)
     if kind is dict:  # a table that ``eval()`` cleared and a call refilled
         return list(value) == list(other) and all(is_alike(value[key], other[key], reads, depth + 1) for key in value)
-    if not is_class_of_author(kind) or slotted(value):
+    if not is_of_author(kind.__module__) or slotted(value):
         return False
     if not (is_plain_object(value) or is_config_dict(value)) or {"__dict__", (kind, "__dict__")} & set(reads):
         return False

@@ -1,7 +1,7 @@
 """A digest of everything that traces of a model depend on: a stored graph is used where the digest is equal.
 
-It covers the structure of the model, and the attributes, configuration values and globals that ``ModelState`` watches.
-It also covers the source files of the user's own classes and functions, and the versions of libraries.
+It covers the structure of the model, the attributes and configuration values that ``ModelState`` watches, the source
+files of the user's own classes and functions, and the versions of libraries.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from ...inputs import class_name
 from ...region import Read
 from ...version import __version__
 from .active_modes import default_device, onlooker
+from .authors import is_of_project
 from .code_state import Code, Codes
-from .contents import is_config_dict, is_of_project
 from .fingerprint import fingerprints
 from .hooks import global_hook, has_hooks
 from .model_state import ModelState
-from .watch import INSIDE, Mark
+from .references import is_config_dict, is_plain_object, slotted
+from .watch import CODE, Mark
 
-# Attributes that torch.compile adds to functions.
-_OF_DYNAMO = ("_torchdynamo", "___needs_generation_tag")
-_BY_TEXT: tuple[type, ...] = (
-    bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.layout,
-    torch.memory_format, numpy.dtype, numpy.generic, types.EllipsisType,
+_NUMBERS = (bool, int, float, complex, str, type(None))
+_BY_TEXT = (
+    *_NUMBERS, bytes, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format, types.EllipsisType,
 )  # fmt: skip
 _DEEPEST = 20
-_DIGEST_SIZE = 16
 
 
 class NoEvidence(ValueError):
@@ -60,29 +58,19 @@ def evidence_of(
         codes: stores the code behind the model, for later watches.
 
     Raises:
-        NoEvidence: hooks, modes, or attributes that replace tensors or submodules.
+        NoEvidence: hooks, modes, attributes that replace tensors or submodules, or values of unknown kinds.
     """
     state = ModelState(model, reads, slots, looks=looks, codes=codes)
     places = _places(model)
-    held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
     described = functools.partial(_described, places=places)
-    lines = [*_process(), *_structure(model, places), *_sources(model, state.code)]
-    # Slots that are plain attributes are in no parameter or buffer dict of their module.
-    plain = [(path, name) for path, name in sorted(slots) if name in held.get(path, ())]
-    lines += [f"{path}.{name}: {described(held[path][name])}" for path, name in plain]
-    lines += [f"{name} is {value!r}" for name, value in sorted(state.code.switches.items())]
-    for names, watch in ((state.code.names, state.code.watch), (state.attribute_reasons, state.attributes)):
-        for name, (holder, key, value) in zip(names, watch.entries):
-            of_library = key is INSIDE and not is_of_project(holder.__module__)
-            if not (of_library or (isinstance(key, str) and key.startswith(_OF_DYNAMO))):
-                # The contents of containers among the globals are fixed at conversion.
-                is_container = names is state.code.names and isinstance(value, (list, dict, set))
-                shown = class_name(type(value)) if is_container else described(value)
-                lines.append(f"{name} | {described(key)} | {shown}")
+    lines = [*_process(), *_structure(model, places), *_code(model, state.code)]
+    for name, (_, key, value) in zip(state.attribute_reasons, state.attributes.entries):
+        lines.append(f"{name} | {described(key)} | {described(value)}")
+    for path, name in sorted(slots):
+        lines.append(f"{path}.{name} | {described(vars(model.get_submodule(path)).get(name))}")
     for name, value, known in state.compared:
         contents = fingerprints([value]) if isinstance(value, Tensor) else known
         lines.append(f"{name} | {described(value)} | {described(contents)}")
-    lines += [f"attributes: {names}" for _, names in state.namespaces]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
 
@@ -102,10 +90,8 @@ def _places(model: nn.Module) -> dict[int, str]:
     found: dict[int, str] = {}
     for path, module in model.named_modules():
         found.setdefault(id(module), f"the module {path}")
-        for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), f"{path}.{name}")
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            found.setdefault(id(tensor), f"{path}.{name}")
     return found
 
 
@@ -120,29 +106,29 @@ def _structure(model: nn.Module, places: dict[int, str]) -> Iterator[str]:
             raise NoEvidence(f"{path or 'the model'} has attributes that replace parameters, buffers or submodules")
         bases = [class_name(base) for base in type(module).__mro__]
         yield f"{path} is {places[id(module)]}, {bases}, {module.training}"
-        for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for key, tensor in store.items():
-                yield f"{path}: {kind} {key} is {_described(tensor, places)}"
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            yield f"{path}: {key} is {_described(tensor, places)}"
 
 
-def _sources(model: nn.Module, code: Code) -> Iterator[str]:
-    """The Python modules with code of the model: the user's files by contents, libraries by version."""
+def _code(model: nn.Module, code: Code) -> Iterator[str]:
+    """The code of the model: the user's files by contents, libraries by version, and functions by name."""
     bases = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     for name in sorted(bases | {function.__module__ or "" for function in code.functions}):
-        if is_of_project(name):
-            yield f"{name} {_digest_of(getattr(sys.modules.get(name), '__file__', None))}"
-        else:
-            package = name.partition(".")[0]
-            yield f"{name} {getattr(sys.modules.get(package), '__version__', '')}"
-    for function in code.functions:  # their files may be missing, as for notebook cells
-        if is_of_project(function.__module__):
-            yield f"{class_name(function)} {_of_code(function.__code__)}"  # type: ignore[arg-type]
+        module = sys.modules.get(name if is_of_project(name) else name.partition(".")[0])
+        yield f"{name} {_digest_of(module) if is_of_project(name) else getattr(module, '__version__', '')}"
+    for function in code.functions:
+        of_project = is_of_project(function.__module__)  # whose file may be missing, as for a notebook
+        yield f"{class_name(function)} {_of_code(function.__code__) if of_project else ''}"  # type: ignore[arg-type]
+    for name, (_, key, value) in zip(code.names, code.watch.entries):
+        if key is not CODE and type(value) in _NUMBERS:
+            yield f"{name} {value!r}"
+    yield f"{sorted(code.switches.items())}"
 
 
-def _digest_of(path: str | None) -> str:
+def _digest_of(module: types.ModuleType | None) -> str:
     try:
-        with open(path or "", "rb") as file:
-            return hashlib.blake2b(file.read(), digest_size=_DIGEST_SIZE).hexdigest()
+        with open(getattr(module, "__file__", None) or "", "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return ""
 
@@ -154,10 +140,8 @@ def _of_code(code: types.CodeType) -> str:
 
 
 def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0) -> str:
-    """Describe ``value`` identically in every process. Plain objects, whose attributes have entries, and objects of
-    libraries are described by their class alone."""
-    if depth > _DEEPEST:
-        raise NoEvidence("it depends on values that are nested too deeply")
+    """Describe ``value`` identically in every process. Plain objects are described by their class, as their attributes
+    have entries."""
     kind = type(value)
     inner = functools.partial(_described, places=places, depth=depth + 1)
     if isinstance(value, Mark):
@@ -166,33 +150,23 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
         return f"{class_name(kind)}.{value.name} {inner(value._value_)}"
     if isinstance(value, _BY_TEXT):
         return f"{class_name(kind)} {value!r}"
-    if isinstance(value, (set, frozenset)):
-        return f"{class_name(kind)} {sorted(map(inner, value))}"
-    if is_config_dict(value):  # entries cover its reads
-        return str(class_name(kind))
-    if isinstance(value, dict):
-        return f"{class_name(kind)} {[(inner(key), inner(item)) for key, item in dict.items(value)]}"
-    if isinstance(value, (list, tuple)):
-        return f"{class_name(kind)} {list(map(inner, value))}"
     if isinstance(value, Tensor):
         strides = value.stride() if value.layout is torch.strided else value.layout
         place = (places or {}).get(id(value), "")
         return f"{class_name(kind)} {place} {value.dtype} {value.device} {value.shape} {strides}"
     if isinstance(value, nn.Module):
         return f"{class_name(kind)} {(places or {}).get(id(value), '')}"
-    if isinstance(value, numpy.ndarray):
-        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-    if isinstance(value, types.CodeType):
-        return _of_code(value)
-    if isinstance(value, (property, staticmethod, classmethod, functools._lru_cache_wrapper, functools.partial)):
-        found = [getattr(value, name, None) for name in ("fget", "__wrapped__", "func", "args", "keywords")]
-        return f"{class_name(kind)} {inner(found)}"
-    if isinstance(value, types.MethodType):
-        return f"{inner(value.__func__)} of {inner(value.__self__)}"
-    if isinstance(value, types.FunctionType) and is_of_project(value.__module__):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        return f"{class_name(value)} {inner((value.__defaults__, value.__kwdefaults__, cells))}"  # type: ignore[arg-type]
-    name = getattr(value, "__qualname__", None)
-    if isinstance(name, str):
-        return f"{class_name(kind)} {getattr(value, '__module__', '')}.{name}"
-    return f"module {value.__name__}" if isinstance(value, types.ModuleType) else str(class_name(kind))
+    if is_config_dict(value) or (is_plain_object(value) and not slotted(value)):
+        return str(class_name(kind))
+    if depth < _DEEPEST and isinstance(value, dict):
+        return f"{class_name(kind)} {[(inner(key), inner(item)) for key, item in dict.items(value)]}"
+    if depth < _DEEPEST and isinstance(value, (list, tuple)):
+        return f"{class_name(kind)} {list(map(inner, value))}"
+    if depth < _DEEPEST and isinstance(value, (set, frozenset)):
+        return f"{class_name(kind)} {sorted(map(inner, value))}"
+    name = getattr(value, "__qualname__", "<")
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) and "<" not in name:
+        return f"{class_name(kind)} {value.__module__}.{name}"
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}"
+    raise NoEvidence(f"it depends on a value of the class {kind.__name__}, which no digest covers")

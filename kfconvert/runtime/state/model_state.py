@@ -8,18 +8,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from ...region import Read
 from .code_state import Codes
-from .configuration import WHOLE, is_alike, names_by_class
+from .configuration import WHOLE, is_alike
 from .contents import Contents, first_different
 from .fingerprint import may_fetch
 from .hooks import HOOK_KINDS, global_hook, inner_hook
 from .output_recording import recorded_outputs, wanted_outputs
 from .references import Holdings, configurations
-from .watch import MISSING, ROOT, SIZE, Entry, Watch, renewed
+from .watch import MISSING, SIZE, Entry, Watch, renewed
 from .watched_places import (
     CHANGED,
     REPLACED,
@@ -31,11 +31,9 @@ from .watched_places import (
     entries_of_sizes,
     entries_of_structure,
     entries_of_unread,
-    holder_of,
+    is_same_kind,
     is_same_layout,
-    kind_of,
     layout,
-    own_names,
     tied_places,
 )
 from .weak_module import WeakModule
@@ -84,7 +82,8 @@ class ModelState:
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
             fixed = *fixed, *entries_of_sizes(model)
         self.fixed, self.fixed_reasons = _watched(*fixed, *entries_of_covered(model, reads))
-        self._reads, self._slots, self._unread, self._looks = reads, slots, unread, looks
+        self._reads, self._slots, self._looks = reads, slots, looks
+        self.unread, self.unread_reasons = _watched(*entries_of_unread(model, reads, unread))
         self._watch_attributes(held.configurations)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
@@ -137,13 +136,7 @@ class ModelState:
         different = first_different(self.compared, closely)
         if different is not None:
             return f"the content of {different} {CHANGED}"
-        for module, names in self.namespaces:
-            if own_names(root if module is ROOT else vars(module)) != names:
-                return f"the set of a module's attributes, which the forward reads, {CHANGED}"
-        changed = self.attributes.first_change(root)
-        if changed is not None and (reason := self._changed_attribute(changed, root)):
-            return reason
-        reason = self.code.refusal()
+        reason = self._changed_attribute(root) or self.code.refusal()
         if reason is not None:
             return reason
         for tensor, dtype, device in self.samples:
@@ -239,27 +232,19 @@ class ModelState:
     def _watch_attributes(self, of_model: list[Any]) -> None:
         model = self._root()
         contents = Contents(model, self._reads)
-        unread = list(entries_of_unread(model, self._reads, self._unread))
-        self._first_attribute = len(unread)
         attributes = entries_of_attributes(model, self._reads, self._slots, contents, self._looks)
-        found = *attributes, *entries_of_settings(of_model, self._reads, contents)
-        self.attributes, self.attribute_reasons = _watched(*unread, *found)
+        settings = entries_of_settings(of_model, self._reads, contents)
+        self.attributes, self.attribute_reasons = _watched(*attributes, *settings)
         self.compared = contents.compared
-        by_class = names_by_class(self._reads)
-        readers = [each for each in model.modules() if "__dict__" in by_class.get(type(each), ())]
-        self.namespaces = [(holder_of(each, model), own_names(vars(each))) for each in readers]
 
-    def _changed_attribute(self, changed: int | None, root: dict[str, Any]) -> str | None:
+    def _changed_attribute(self, root: dict[str, Any]) -> str | None:
         """The reason why a changed attribute forbids the program; None where it does not. An equal value is allowed,
         and so is a parameter or buffer with the same properties that the program does not compute with. Both are
         watched from then on."""
-        while changed is not None and changed < self._first_attribute:
-            store, key, expected = entry = self.attributes.entries[changed]
-            held = store.get(key)
-            if not isinstance(held, Tensor) or kind_of(held) != kind_of(expected):
-                return self.attribute_reasons[changed]
-            self.attributes = Watch((store, key, held) if each is entry else each for each in self.attributes.entries)
-            changed = self.attributes.first_change(root)
+        self.unread, changed = renewed(self.unread, self.unread.first_change(root), root, is_same_kind)
+        if changed is not None:
+            return self.unread_reasons[changed]
+        changed = self.attributes.first_change(root)
         if changed is None:
             return None
         self.attributes, changed = renewed(self.attributes, changed, root, partial(is_alike, reads=self._reads))

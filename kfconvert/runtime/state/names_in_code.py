@@ -6,39 +6,17 @@ import dis
 import functools
 import types
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from torch import Tensor
 
 _BY_TEXT = frozenset(("getattr", "hasattr"))
 
 
-class Names(NamedTuple):
-    """The names that code looks up; constants count as attributes where it calls ``getattr`` or ``hasattr``."""
-
-    looked_up: frozenset[str]
-    attributes: frozenset[str]
-
-
 @functools.lru_cache(4096)
-def names_in(code: types.CodeType) -> Names:
-    """Return the names in ``code`` and in nested functions."""
-    looked_up, attributes = set[str](), set[str]()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            looked_up.add(instruction.argval)
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
-            attributes.add(instruction.argval)
-    if _BY_TEXT & looked_up:
-        attributes.update(
-            constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()
-        )
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = names_in(constant)
-            looked_up |= inner.looked_up
-            attributes |= inner.attributes
-    return Names(frozenset(looked_up), frozenset(attributes))
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes in ``code`` and in nested functions."""
+    nested = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*nested)
 
 
 def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:

@@ -2,78 +2,153 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
+import functools
 import types
-from functools import cached_property
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from .contents import (
-    OF_CONVERSION,
-    OF_EVERY_MODULE,
-    attributes_of,
-    is_config_dict,
-    lies_in,
-    plain_objects,
-    reached,
+from .authors import is_of_author
+from .random_generators import GENERATORS
+from .watch import MISSING
+
+# The maximum number of containers and objects that are visited.
+_MOST = 50_000
+# The instance dict keys of every module.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+# The methods that read entries of a dict.
+_READING = frozenset((
+    "__getattribute__", "__getattr__", "__getitem__", "__missing__", "__contains__", "__iter__", "__len__", "__eq__",
+    "get", "keys", "values", "items",
+))  # fmt: skip
+
+
+class OfConversion:
+    """Base class of values that a conversion adds to the instance dict of a model, and that can be removed again."""
+
+
+OF_CONVERSION = frozenset(
+    ("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__", "_replicate_for_data_parallel")
 )
 
 
 class Holdings:
-    """The objects that ``model`` holds in attributes, in containers there, and in attributes of plain objects. An
-    instance looks them up on first use, and is valid as long as nothing changes."""
+    """The objects that ``model`` holds in attributes, in containers there, and in attributes of plain objects, as long
+    as nothing changes.
+
+    ``outside``: the distinct unregistered modules, such as those of a larger model around it; ``configurations``: the
+    distinct plain objects, such as a ``config``; ``config_dicts``: the configurations that are dicts; ``functions``:
+    the callables except modules, and the Python modules.
+    """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self._own = dict.fromkeys(model.modules())
-
-    @cached_property
-    def _reached(self) -> list[Any]:
-        return reached([value for module in self._own for value in attributes_of(module).values()])
-
-    @cached_property
-    def outside(self) -> list[nn.Module]:
-        """The distinct unregistered modules; none that contains the model."""
-        return self._modules(around=False)
-
-    @cached_property
-    def around(self) -> list[nn.Module]:
-        """The distinct modules of a larger model around this one, where one of its modules refers to that model."""
-        return self._modules(around=True)
-
-    @cached_property
-    def configurations(self) -> list[Any]:
-        """The distinct plain objects, such as a ``config``, including objects of a larger model around it."""
-        modules = [*self._own, *self.outside, *self.around]
-        found = [value for module in modules for name, value in attributes_of(module).items() if _is_read(name)]
-        return plain_objects(found)
-
-    @cached_property
-    def config_dicts(self) -> list[Any]:
-        """The distinct configurations that are dicts."""
-        return [value for value in self._reached if is_config_dict(value)]
-
-    @cached_property
-    def functions(self) -> list[Any]:
-        """The callables except modules, and the Python modules."""
-        modules = (*self._own, *self.outside)
-        values = [v for m in modules for k, v in vars(m).items() if k not in OF_EVERY_MODULE | OF_CONVERSION]
-        found = [value for value in reached(values) if callable(value) or isinstance(value, types.ModuleType)]
-        return [value for value in found if not isinstance(value, nn.Module)]
-
-    def _modules(self, around: bool) -> list[nn.Module]:
-        """The referenced modules without the model's own: of trees ``around`` it, or of others."""
-        tops = [value for value in self._reached if isinstance(value, nn.Module) and value not in self._own]
-        trees = (top for top in tops if lies_in(self.model, top) is around)
-        found = dict.fromkeys(module for top in trees for module in top.modules())
-        return [module for module in found if module not in self._own]
+        own = dict.fromkeys(model.modules())
+        tops = [value for value in reached(_attributes(own)) if isinstance(value, nn.Module)]
+        self.outside = [each for each in dict.fromkeys(m for top in tops for m in top.modules()) if each not in own]
+        found = reached(_attributes([*own, *self.outside]))
+        self.configurations = [value for value in found if is_plain_object(value)]
+        self.config_dicts = [value for value in found if is_config_dict(value)]
+        self.functions = [
+            value
+            for value in found
+            if (callable(value) and not isinstance(value, nn.Module)) or isinstance(value, types.ModuleType)
+        ]
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """See ``Holdings.configurations``."""
+    """See ``Holdings``."""
     return Holdings(model).configurations
 
 
-def _is_read(name: str) -> bool:
+def _attributes(modules: Any) -> list[Any]:
     # Only generate() reads the generation_config, no forward does.
-    return name != "generation_config" and name not in OF_CONVERSION
+    left_out = OF_EVERY_MODULE | OF_CONVERSION | {"generation_config"}
+    return [value for module in modules for name, value in vars(module).items() if name not in left_out]
+
+
+def plain_objects(values: list[Any]) -> list[Any]:
+    """The distinct plain objects among ``values``, in containers there, and in each other's attributes."""
+    return [value for value in reached(values) if is_plain_object(value)]
+
+
+def generators(values: list[Any]) -> list[Any]:
+    """The distinct random generators among ``values`` and in their contents."""
+    return [value for value in reached(values) if isinstance(value, GENERATORS)]
+
+
+def reached(values: list[Any]) -> list[Any]:
+    """The distinct values among ``values``, in containers there, in attributes of plain objects, and in the bound
+    objects of functions."""
+    found: dict[int, Any] = {}
+    pending, visited = list(values), 0
+    while pending and visited < _MOST:
+        value = pending.pop()
+        if id(value) in found:
+            continue
+        found[id(value)] = value
+        inner = _held_by(value)
+        visited += bool(inner)
+        pending += inner
+    return list(found.values())
+
+
+def _held_by(value: Any) -> list[Any]:
+    if isinstance(value, (functools.partial, functools.partialmethod)):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if is_plain_object(value):
+        return [*vars(value).values(), *slotted(value).values()]
+    return items(value) or list(slotted(value).values())
+
+
+def items(value: Any) -> list[Any]:
+    """The values in a list, tuple, set, deque or dict; an empty list for other types."""
+    if isinstance(value, dict):
+        return list(dict.values(value))  # a subclass may override the method
+    return list(value) if isinstance(value, (list, tuple, set, frozenset, collections.deque)) else []
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether ``value`` is a namespace, or an instance with attributes of a Python class by a model's author."""
+    if isinstance(value, _NAMESPACES):
+        return True
+    if isinstance(value, (type, nn.Module, Tensor, types.ModuleType, dict, list, tuple, set, frozenset)):
+        return False
+    return is_of_author(type(value).__module__) and _has_attributes(value)
+
+
+def is_config_dict(value: Any) -> bool:
+    """Whether ``value`` is a dict with attributes, of an author's class that reads entries like a dict, such as a
+    configuration of diffusers. Only reads count, as for plain objects."""
+    kind = type(value)
+    if not (isinstance(value, dict) and is_of_author(kind.__module__)) or not _has_attributes(value):
+        return False
+    return all(_READING.isdisjoint(vars(base)) for base in kind.__mro__ if is_of_author(base.__module__))
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether an object has an attribute dict, without the class's attribute lookup, which may raise any error."""
+    try:
+        return isinstance(object.__getattribute__(value, "__dict__"), dict)
+    except AttributeError:
+        return False
+
+
+def slotted(value: Any) -> dict[str, Any]:
+    """The slot values by name of an object of an author's class; MISSING for empty slots."""
+    if not is_of_author(type(value).__module__):
+        return {}
+    return {name: getattr(value, name, MISSING) for kind in type(value).__mro__ for name in _slots(kind)}
+
+
+def _slots(kind: type) -> list[str]:
+    found = vars(kind).get("__slots__", ())
+    names = (found,) if isinstance(found, str) else tuple(found)
+    private = kind.__name__.lstrip("_")
+    names = tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    return [f"_{private}{name}" if name.startswith("__") and not name.endswith("__") else name for name in names]

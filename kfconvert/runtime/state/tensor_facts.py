@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import weak
 
 from ...graph import only_splits
+from .authors import is_of_author
 from .code import CodeWalk
-from .contents import is_of_author
 from .references import Holdings
 from .shared_by_layout import SharedByLayout
 

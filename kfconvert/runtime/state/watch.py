@@ -11,7 +11,6 @@ import operator
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
-from types import CellType, FunctionType, GetSetDescriptorType
 from typing import Any
 
 from ...inputs import is_equal
@@ -33,32 +32,22 @@ class Mark(Enum):
     SIZE = "in place of the key: the dict must have so many items"
     ITEMS = "in place of the key: the list must hold the very objects of the tuple, the dict have these keys in order"
     TYPE = "in place of the key: the object must be of this very class"
-    INSIDE = "in place of the key: the function must have this code, these defaults, and these values in its closure"
-    DICT = "in place of the key: the object's __dict__ must be the one that it has at the first check"
+    CODE = "in place of the key: the function must have this very code"
     ROOT = "in place of the dict: the __dict__ that is given to the check"
 
 
-MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT, ROOT = Mark
+MISSING, SIZE, ITEMS, TYPE, CODE, ROOT = Mark
 
 _ABSENT = object()
 # The result of first_change where a dict was written and all entries hold.
 _WRITTEN = -1
 
 # Marks about the holder itself, not about its __dict__.
-_OF_OBJECTS = frozenset((ITEMS, TYPE, INSIDE))
+_OF_OBJECTS = frozenset((ITEMS, TYPE, CODE))
 
-# (dict, list, object, or ROOT; key, SIZE, ITEMS, TYPE, INSIDE or DICT; the object, MISSING, number of items, class,
-# tuple, or None)
+# (dict, list, object, or ROOT; key, SIZE, ITEMS, TYPE or CODE; the object, MISSING, number of items, class, tuple, or
+# code)
 Entry = tuple[Any, Any, Any]
-
-
-class Attributes:
-    """The ``__dict__`` of ``owner``, which is itself a dict, in place of the dict in an entry."""
-
-    __slots__ = ("owner",)
-
-    def __init__(self, owner: Any):
-        self.owner = owner
 
 
 class Watch:
@@ -66,24 +55,21 @@ class Watch:
 
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects; (dict,
-    ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class; (function,
-    INSIDE, tuple): see ``inside``; (object, DICT, None): it has had no other ``__dict__`` since the first check. An
-    object may replace the dict, and stands for its ``__dict__``, which the first check looks up (with ITEMS as
-    ``Attributes``). Use it for module attributes: the deep copy of a module has another ``__dict__`` than the deep copy
-    of ``module.__dict__``. ROOT stands for a ``__dict__`` that each check receives, and that is not kept alive.
+    ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class; (function, CODE,
+    code): it has that code. An object may replace the dict, and stands for its ``__dict__``, which the first check
+    looks up. Use it for module attributes: the deep copy of a module has another ``__dict__`` than the deep copy of
+    ``module.__dict__``. ROOT stands for a ``__dict__`` that each check receives, and that is not kept alive.
 
     A deep copy that includes the objects of the entries watches the copies.
     """
 
-    __slots__ = ("_dicts", "_flat", "_order", "_state", "entries", "written")
+    __slots__ = ("_flat", "_order", "_state", "entries", "written")
 
     def __init__(self, entries: Iterable[Entry]):
         self.entries = tuple(entries)
         # Created at the first check: during a copy or unpickling of a model, its modules have no attributes yet.
         self._flat: tuple[Any, ...] | None = None
         self._order: list[int] = []
-        # For entries with DICT: index, object and its dict.
-        self._dicts: list[tuple[int, Any, dict[str, Any]]] = []
         self._state: Any = None
         # Whether the last check found that a dict was written, even if all entries hold again. Only the compiled check
         # detects it, by dict versions; assigning the same object to a key does not change the version.
@@ -97,33 +83,18 @@ class Watch:
         """
         if self._flat is None:
             self._resolve()
-        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT)
-        if change is None:
-            self.written = False
-            return None
-        self.written = True
-        if change == _WRITTEN:
-            return None
-        if change == 0 and self._dicts:
-            return next(index for index, holder, held in self._dicts if own_dict(holder) is not held)
-        return self._order[change]
+        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE, CODE)
+        self.written = change is not None
+        return None if change is None or change == _WRITTEN else self._order[change]
 
     def _resolve(self) -> None:
-        """Group the entries by dict or list, in the order of their first holders, after one entry for all objects with
-        a DICT entry."""
+        """Group the entries by dict or list, in the order of their first holders."""
         by_holder: dict[int, list[tuple[int, Entry]]] = {}
-        dicts = []
-        for index, (holder, key, expected) in enumerate(self.entries):
-            if key is DICT:
-                dicts += [(index, holder, own_dict(holder))] if _takes_another_dict(type(holder)) else []
-                continue
-            resolved = _resolved(holder, key, expected)
+        for index, entry in enumerate(self.entries):
+            resolved = _resolved(*entry)
             by_holder.setdefault(id(resolved[0]), []).append((index, resolved))
         found = [item for items in by_holder.values() for item in items]
-        if dicts:
-            _, holders, held = zip(*dicts)
-            found.insert(0, (0, (holders, DICT, held)))
-        self._order, self._dicts = [index for index, _ in found], dicts
+        self._order = [index for index, _ in found]
         flat = tuple(part for _, entry in found for part in entry)
         self._state = _watch_state(flat)
         self._flat = flat
@@ -156,7 +127,6 @@ def _same_as(holder: Any, key: Any, expected: Any, is_same: Callable[[Any, Any],
     """The current value where it is the same as ``expected``; else ``default``."""
     held: Any
     if key is ITEMS:
-        holder = own_dict(holder.owner) if type(holder) is Attributes else holder
         held = tuple(dict.__iter__(holder) if isinstance(holder, dict) else holder)
     elif isinstance(key, Mark):
         return default
@@ -182,45 +152,13 @@ def gather(places: tuple[Any, ...], root: dict[str, Any] | None = None) -> list[
 def _resolved(holder: Any, key: Any, expected: Any) -> Entry:
     if holder is ROOT:
         holder = None
-    elif key not in _OF_OBJECTS or type(holder) is Attributes:
+    elif key not in _OF_OBJECTS:
         holder = _dict_of(holder)
-    return holder, _interned(key), expected
+    return holder, sys.intern(key) if type(key) is str else key, expected
 
 
 def _dict_of(holder: Any) -> dict[str, Any]:
-    if isinstance(holder, dict):
-        return holder
-    return own_dict(holder.owner) if type(holder) is Attributes else vars(holder)
-
-
-def own_dict(holder: Any) -> dict[str, Any]:
-    """The attribute dict of an object, without its class's lookup. Raises AttributeError where it has none."""
-    found: dict[str, Any] = object.__getattribute__(holder, "__dict__")
-    return found
-
-
-def _takes_another_dict(kind: type) -> bool:
-    """Whether the ``__dict__`` of a class's objects is Python's own, and can be assigned."""
-    found = next((vars(each)["__dict__"] for each in kind.__mro__ if "__dict__" in vars(each)), None)
-    return isinstance(found, GetSetDescriptorType)
-
-
-def inside(function: FunctionType) -> tuple[Any, ...]:
-    """The parts of a function besides its globals: code, defaults, keyword defaults, and closure values; None for an
-    unassigned one."""
-    values = [_content(cell) for cell in function.__closure__ or ()]
-    return (function.__code__, function.__defaults__, function.__kwdefaults__, *values)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _interned(key: Any) -> Any:
-    return sys.intern(key) if type(key) is str else key
+    return holder if isinstance(holder, dict) else vars(holder)
 
 
 def first_change_in_python(
@@ -231,8 +169,7 @@ def first_change_in_python(
     size: Any,
     items: Any,
     type_: Any,
-    inside_: Any,
-    dict_: Any,
+    code: Any,
 ) -> int | None:
     for start in range(0, len(entries), 3):
         holder, key, expected = entries[start : start + 3]
@@ -243,11 +180,8 @@ def first_change_in_python(
             same = len(holder) == len(expected) and all(map(operator.is_, holder, expected))
         elif key is type_:
             same = type(holder) is expected
-        elif key is inside_:
-            found = inside(holder)
-            same = len(found) == len(expected) and all(map(operator.is_, found, expected))
-        elif key is dict_:
-            same = all(own_dict(each) is held for each, held in zip(holder, expected))
+        elif key is code:
+            same = holder.__code__ is expected
         else:
             same = dict.get(holder, key, _ABSENT) is (_ABSENT if expected is missing else expected)
         if not same:

@@ -12,10 +12,12 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ...region import Read
+from .authors import is_of_project
 from .configuration import HELD_BY_ALL, names_by_class
-from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, OfConversion, is_of_project, slotted
+from .contents import Contents, Found
 from .hooks import HOOK_KINDS
-from .watch import DICT, ITEMS, MISSING, ROOT, SIZE, TYPE, Attributes, Entry
+from .references import OF_CONVERSION, OF_EVERY_MODULE, OfConversion
+from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry
 
 # nn.Module's and this package's keys in the instance dict of a module are watched elsewhere, or not at all.
 _OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
@@ -25,11 +27,6 @@ OF_EXPORT = (FakeTensor, FunctionalTensor)
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
 CHANGED = "was changed after the conversion; convert it again"
-
-
-def own_names(held: dict[str, Any]) -> list[str]:
-    """The names of the author's attributes, in order."""
-    return [name for name in held if name not in _OWN_KEYS and not isinstance(held[name], OfConversion)]
 
 
 def holder_of(module: nn.Module, root: nn.Module) -> Any:
@@ -76,7 +73,6 @@ def entries_of_structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
             for name in ("forward", "_call_impl", "_compiled_call_impl"):
                 yield (module, name, vars(module).get(name, MISSING)), REPLACED
             yield (module, TYPE, type(module)), REPLACED
-            yield (module, DICT, None), "all attributes of a submodule were replaced at once; convert it again"
 
 
 def entries_of_sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
@@ -103,7 +99,9 @@ def entries_of_attributes(
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
         named = names & HELD_BY_ALL
-        names = (names | set(own_names(own)) if "__dict__" in names else names) - _unwatched(type(module)) | named
+        if "__dict__" in names:
+            names = names | {key for key, value in own.items() if not isinstance(value, OfConversion)}
+        names = names - _unwatched(type(module)) | named
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
@@ -155,9 +153,13 @@ def entries_of_unread(
             yield (store, key, store[key]), f"{name}, whose properties the forward reads, {CHANGED}"
 
 
-def kind_of(tensor: Tensor) -> tuple[Any, ...]:
-    """The properties of a tensor besides its elements that code can read. Replacements by torch.export count as the
-    tensors that they stand for."""
+def is_same_kind(value: Any, tensor: Tensor) -> bool:
+    """Whether ``value`` is a tensor with the same properties besides its elements that code can read."""
+    return isinstance(value, Tensor) and _kind_of(value) == _kind_of(tensor)
+
+
+def _kind_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Replacements by torch.export count as the tensors that they stand for."""
     kind: type = type(tensor)
     if kind in OF_EXPORT:
         kind = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
@@ -178,19 +180,12 @@ def entries_of_settings(
     configurations: Iterable[Any], reads: frozenset[Read], contents: Contents
 ) -> Iterator[tuple[Entry, str]]:
     names = sorted(name for name in reads if isinstance(name, str) and name != "__dict__")
-    by_class = names_by_class(reads)
     for config in configurations:
         yield (config, TYPE, type(config)), f"the class of an object of the model {CHANGED}"
-        yield (config, DICT, None), f"the content of an object of the model {CHANGED}"
         for name in names:
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {CHANGED}"
             yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
-        if "__dict__" in reads or "__dict__" in by_class.get(type(config), ()):
-            names_in_order = tuple(vars(config))
-            yield (Attributes(config), ITEMS, names_in_order), f"the content of the model's configuration {CHANGED}"
-        if slotted(config):
-            yield from _reasons(contents.of("the configuration of the model", config))
 
 
 def tied_places(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
