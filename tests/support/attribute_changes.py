@@ -59,24 +59,6 @@ def _shadowed(subject: Subject, module: nn.Module) -> Undo:
     return lambda: vars(module).pop("level")
 
 
-def _over(name: str) -> Callable[[Subject, nn.Module], Undo]:
-    """Puts something into the instance dict that Python finds before a parameter, buffer or submodule."""
-
-    def shadow(subject: Subject, module: nn.Module) -> Undo:
-        held = getattr(module, name)
-        return assigned_items(vars(module), name, nn.Identity() if isinstance(held, nn.Module) else held.detach() * 3)
-
-    return shadow
-
-
-change(of(nn.Linear, nn.Conv1d, nn.Conv2d), "a parameter is shadowed")(_over("weight"))
-change(having("mask"), "a buffer is shadowed", special=True)(_over("mask"))
-change(having("running_mean"), "a statistic is shadowed")(_over("running_mean"))
-change(lambda model: [m for m in having("norm")(model) if "norm" in m._modules], "a submodule is shadowed")(
-    _over("norm")
-)
-
-
 @change(having("helper"), "a method is shadowed", special=True)
 def _shadowed_method(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "helper", lambda x: x * 3)

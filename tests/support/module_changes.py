@@ -312,39 +312,6 @@ def _subclass(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Scaled{kind.__name__}", (kind,), {"forward": forward})
 
 
-def _another_dict(subject: Subject, holder: Any, values: dict[str, Any]) -> Undo:
-    before, holder.__dict__ = vars(holder), values
-    return lambda: setattr(holder, "__dict__", before)
-
-
-@change(of(nn.Linear))
-def all_attributes_of_another_module(subject: Subject, linear: nn.Linear) -> Undo:
-    other = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None).to(linear.weight)
-    return _another_dict(subject, linear, vars(other.train(linear.training)))
-
-
-@change(of(nn.LayerNorm, nn.modules.batchnorm._BatchNorm))
-def an_attribute_in_a_copy_of_all(subject: Subject, norm: nn.Module) -> Undo:
-    undo = _another_dict(subject, norm, dict(vars(norm)))
-    subject.call()
-    norm.eps = 20.0
-    return undo
-
-
-@change(having("settings"), special=True)
-def all_attributes_of_an_object(subject: Subject, module: nn.Module) -> Undo:
-    held = module.settings
-    module.settings = _Held(**vars(held))
-    subject.call()
-    _another_dict(subject, module.settings, {**vars(held), "scale": 4.0})
-    return lambda: setattr(module, "settings", held)
-
-
-class _Held:
-    def __init__(self, **values: Any):
-        vars(self).update(values)
-
-
 @change(inner)
 def another_class(subject: Subject, module: nn.Module) -> Undo:
     before, module.__class__ = module.__class__, _subclass(type(module))

@@ -15,7 +15,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 from . import stateful_models
@@ -223,24 +222,13 @@ _OTHERS: dict[str, tuple[Any, str, Any]] = {
 for _name, _place in _OTHERS.items():
     special(of_class(_KEEPING, _place), _name)(lambda subject, place: _patched(*place))
 
-_scaled = stateful_models.scaled
 
-
-def _attribute_of(holder: types.FunctionType | types.CellType, name: str, value: Any) -> Undo:
+def _attribute_of(holder: types.FunctionType, name: str, value: Any) -> Undo:
     before = getattr(holder, name)
     setattr(holder, name, value)
     return lambda: setattr(holder, name, before)
 
 
-@special(of_class(_KEEPING, _scaled.__closure__[0]))
-def variable_of_a_closure(subject: Subject, cell: types.CellType) -> Undo:
-    return _attribute_of(cell, "cell_contents", 5.0)
-
-
-for _name, _value in (("__defaults__", (3.0,)), ("__kwdefaults__", {"less": 3.0})):
-    special(of_class(_KEEPING, _scaled), f"{_name.strip('_')} of a function")(
-        lambda subject, function, name=_name, value=_value: _attribute_of(function, name, value)
-    )
 special(of_class(_KEEPING, stateful_models.activated), "code of a function")(
     lambda subject, function: _attribute_of(function, "__code__", (lambda x: x * 3).__code__)
 )
@@ -263,7 +251,6 @@ def _rotated(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, T
     return q * 1.5, k
 
 
-_llama = of_class(modeling_llama.LlamaModel)
 _LLAMA: dict[str, tuple[Any, str, Any]] = {
     "apply_rotary_pos_emb": (modeling_llama, "apply_rotary_pos_emb", _rotated),
     "rotate_half": (modeling_llama, "rotate_half", lambda x: x * 0.5),
@@ -272,12 +259,3 @@ _LLAMA: dict[str, tuple[Any, str, Any]] = {
 }
 for _name, _place in _LLAMA.items():
     special(of_class(modeling_llama.LlamaModel, _place), _name)(lambda subject, place: _patched(*place))
-
-
-def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return query.transpose(1, 2) * 2, None
-
-
-@special(_llama)
-def attention_in_the_registry(subject: Subject, kind: Any) -> Undo:
-    return assigned_items(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", _attention)

@@ -11,7 +11,9 @@ from ...process import methods_stand_over, switched_off
 from ...region import Read
 from .code import CodeWalk
 from .references import Holdings
-from .watch import Watch, renewed
+from .watch import Places
+
+_REPLACED = "was replaced after the conversion; convert it again"
 
 # Switches that code can read.
 _SWITCHES: dict[str, Callable[[], Any]] = {
@@ -47,13 +49,11 @@ class Code:
     """The Python code behind a model, which all copies of the model share."""
 
     def __init__(self, walk: CodeWalk):
-        found = list(walk.entries())
         self.asked_for = frozenset(walk.asked_for)
         self.functions = walk.functions()
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
-        self.watch = Watch(entry for _, entry in found)
-        self.watch.first_change()  # resolves the attribute dicts of the entries
-        self.names = [name for name, _ in found]
+        self.places = Places((entry, f"{name} {_REPLACED}") for name, entry in walk.entries())
+        self.places.change()  # resolves the attribute dicts of the entries
 
     def switched(self) -> str | None:
         """The changed process switch that the code reads; None where all have their former values."""
@@ -65,11 +65,10 @@ class Code:
     def refusal(self) -> str | None:
         """None where the code is unchanged, else the reason. Not checked while a conversion in another thread replaces
         functions, which behave as before for this thread."""
-        changed = self.watch.first_change()
-        if changed is None or switched_off() or methods_stand_over() or torch.compiler.is_exporting():
+        reason = self.places.change()
+        if reason is None or switched_off() or methods_stand_over() or torch.compiler.is_exporting():
             return None
-        self.watch, changed = renewed(self.watch, changed)
-        return None if changed is None else f"{self.names[changed]} was replaced after the conversion; convert it again"
+        return reason
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
         return self

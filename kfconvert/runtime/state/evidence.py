@@ -35,6 +35,7 @@ _NUMBERS = (bool, int, float, complex, str, type(None))
 _BY_TEXT = (
     *_NUMBERS, bytes, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format, types.EllipsisType,
 )  # fmt: skip
+_FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType)
 _DEEPEST = 20
 
 
@@ -58,16 +59,19 @@ def evidence_of(
         codes: stores the code behind the model, for later watches.
 
     Raises:
-        NoEvidence: hooks, modes, attributes that replace tensors or submodules, or values of unknown kinds.
+        NoEvidence: hooks, modes, code without a file, or values of unknown kinds.
     """
+    if any("__dict__" in (read, read[1]) for read in reads):
+        raise NoEvidence("its code goes through all attributes of an object")
     state = ModelState(model, reads, slots, looks=looks, codes=codes)
     places = _places(model)
     described = functools.partial(_described, places=places)
     lines = [*_process(), *_structure(model, places), *_code(model, state.code)]
-    for name, (_, key, value) in zip(state.attribute_reasons, state.attributes.entries):
+    for name, (_, key, value) in zip(state.attributes.reasons, state.attributes.watch.entries):
         lines.append(f"{name} | {described(key)} | {described(value)}")
-    for path, name in sorted(slots):
-        lines.append(f"{path}.{name} | {described(vars(model.get_submodule(path)).get(name))}")
+    held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
+    for path, name in sorted(slots):  # the attributes among them are in no dict of parameters or buffers
+        lines.append(f"{path}.{name} | {described(held.get(path, {}).get(name))}")
     for name, value, known in state.compared:
         contents = fingerprints([value]) if isinstance(value, Tensor) else known
         lines.append(f"{name} | {described(value)} | {described(contents)}")
@@ -102,8 +106,6 @@ def _structure(model: nn.Module, places: dict[int, str]) -> Iterator[str]:
         own_forward = getattr(forward, "own_forward", forward)  # from before a conversion
         if own_forward is not None or has_hooks(module):
             raise NoEvidence(f"{path or 'the model'} has a forward or hooks of the instance")
-        if not vars(module).keys().isdisjoint((*module._parameters, *module._buffers, *module._modules)):
-            raise NoEvidence(f"{path or 'the model'} has attributes that replace parameters, buffers or submodules")
         bases = [class_name(base) for base in type(module).__mro__]
         yield f"{path} is {places[id(module)]}, {bases}, {module.training}"
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -116,12 +118,12 @@ def _code(model: nn.Module, code: Code) -> Iterator[str]:
     for name in sorted(bases | {function.__module__ or "" for function in code.functions}):
         module = sys.modules.get(name if is_of_project(name) else name.partition(".")[0])
         yield f"{name} {_digest_of(module) if is_of_project(name) else getattr(module, '__version__', '')}"
-    for function in code.functions:
-        of_project = is_of_project(function.__module__)  # whose file may be missing, as for a notebook
-        yield f"{class_name(function)} {_of_code(function.__code__) if of_project else ''}"  # type: ignore[arg-type]
-    for name, (_, key, value) in zip(code.names, code.watch.entries):
-        if key is not CODE and type(value) in _NUMBERS:
+    yield from (f"{class_name(function)}" for function in code.functions)  # type: ignore[arg-type]
+    for name, (_, key, value) in zip(code.places.reasons, code.places.watch.entries):
+        if key is not CODE and isinstance(value, _NUMBERS):
             yield f"{name} {value!r}"
+        elif key is not CODE and isinstance(value, _FUNCTIONS):
+            yield f"{name} {class_name(value)}"  # type: ignore[arg-type]
     yield f"{sorted(code.switches.items())}"
 
 
@@ -129,14 +131,8 @@ def _digest_of(module: types.ModuleType | None) -> str:
     try:
         with open(getattr(module, "__file__", None) or "", "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _of_code(code: types.CodeType) -> str:
-    """Describe the instructions and constants of ``code``, identically in every process."""
-    constants = [_of_code(each) if isinstance(each, types.CodeType) else _described(each) for each in code.co_consts]
-    return f"{code.co_code!r} {code.co_names} {code.co_varnames} {code.co_freevars} {constants}"
+    except OSError as error:  # a notebook
+        raise NoEvidence("its code is in no file") from error
 
 
 def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0) -> str:
@@ -164,9 +160,12 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
         return f"{class_name(kind)} {list(map(inner, value))}"
     if depth < _DEEPEST and isinstance(value, (set, frozenset)):
         return f"{class_name(kind)} {sorted(map(inner, value))}"
-    name = getattr(value, "__qualname__", "<")
-    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)) and "<" not in name:
-        return f"{class_name(kind)} {value.__module__}.{name}"
+    if isinstance(value, _FUNCTIONS) and "<" not in value.__qualname__:
+        return f"{class_name(kind)} {class_name(value)}"  # type: ignore[arg-type]
+    if isinstance(value, functools.partial):
+        return f"{class_name(kind)} {inner((value.func, value.args, value.keywords))}"
+    if isinstance(value, types.MethodType):
+        return f"{class_name(kind)} {inner((value.__func__, value.__self__))}"
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
     raise NoEvidence(f"it depends on a value of the class {kind.__name__}, which no digest covers")

@@ -19,18 +19,18 @@ from .fingerprint import may_fetch
 from .hooks import HOOK_KINDS, global_hook, inner_hook
 from .output_recording import recorded_outputs, wanted_outputs
 from .references import Holdings, configurations
-from .watch import MISSING, SIZE, Entry, Watch, renewed
+from .watch import SIZE, Places, Watch
 from .watched_places import (
     CHANGED,
     REPLACED,
     entries_of_attributes,
     entries_of_children,
-    entries_of_covered,
     entries_of_modes,
     entries_of_settings,
     entries_of_sizes,
     entries_of_structure,
     entries_of_unread,
+    is_own_forward,
     is_same_kind,
     is_same_layout,
     layout,
@@ -68,7 +68,7 @@ class ModelState:
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
-        self.owners, self.owner_reasons = _watched(*entries_of_modes(model, owners=True))
+        self.owners = Places(entries_of_modes(model, owners=True))
         self._layout = layout(model)
         self.children: Watch
         self._watch_children()
@@ -78,12 +78,12 @@ class ModelState:
         self.parameters = [store[key] for store, key in self.parameter_places]
         held = Holdings(model)
         self.code = (Codes() if codes is None else codes).of(held, reads)
-        fixed = *entries_of_structure(model), *entries_of_modes(model, owners=False)
+        fixed = [*entries_of_structure(model), *entries_of_modes(model, owners=False)]
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
-            fixed = *fixed, *entries_of_sizes(model)
-        self.fixed, self.fixed_reasons = _watched(*fixed, *entries_of_covered(model, reads))
+            fixed += entries_of_sizes(model)
+        self.fixed = Places(fixed, is_own_forward)
         self._reads, self._slots, self._looks = reads, slots, looks
-        self.unread, self.unread_reasons = _watched(*entries_of_unread(model, reads, unread))
+        self.unread = Places(entries_of_unread(model, reads, unread), is_same_kind)
         self._watch_attributes(held.configurations)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
@@ -101,8 +101,8 @@ class ModelState:
     def begin(self, check_weights: int) -> None:
         """Ignore all writes so far, which the conversion itself has made. After every ``check_weights`` checks, 0 for
         never, tensors without a detectable write are compared too."""
-        for watch in (self.owners, self.fixed, self.attributes):  # resolves the attribute dicts
-            watch.first_change(vars(self._root()))
+        for places in (self.owners, self.fixed, self.unread, self.attributes):  # resolves the attribute dicts
+            places.watch.first_change(vars(self._root()))
         self.announced = False
         self._check_weights, self._unchecked = check_weights, 0
 
@@ -118,25 +118,23 @@ class ModelState:
         """The change of the model, or of the code behind it; None where there is none."""
         model = self._root()
         root = vars(model)
-        changed = self.owners.first_change(root)
-        if self.owners.written:
+        reason = self.owners.change(root)
+        if self.owners.watch.written:
             self.announced = True
-        if changed is not None:
-            return self.owner_reasons[changed]
+        if reason is not None:
+            return reason
         if self.replaced():
             return REPLACED
-        changed = self.fixed.first_change(root)
-        while changed is not None:
-            if not self._has_own_forward(changed):
-                return self.fixed_reasons[changed]
-            changed = self.fixed.first_change(root)
+        reason = self.fixed.change(root)
+        if reason is not None:
+            return reason
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
         closely = self._is_to_look_closely()
         different = first_different(self.compared, closely)
         if different is not None:
             return f"the content of {different} {CHANGED}"
-        reason = self._changed_attribute(root) or self.code.refusal()
+        reason = self.unread.change(root) or self._changed_attribute(root) or self.code.refusal()
         if reason is not None:
             return reason
         for tensor, dtype, device in self.samples:
@@ -165,17 +163,6 @@ class ModelState:
         if reason is not None:
             return reason
         return self._recording() if self.recorded else None
-
-    def _has_own_forward(self, index: int) -> bool:
-        """Whether the entry of ``fixed`` at ``index`` expects no forward on an instance, which now has its class's
-        forward: the state after code has wrapped and restored ``forward``. It is expected from then on."""
-        module, key, expected = entry = self.fixed.entries[index]
-        held = vars(module).get("forward") if key == "forward" and expected is MISSING else None
-        own_function = getattr(type(module), "forward", None)
-        own = getattr(held, "__self__", None) is module and getattr(held, "__func__", None) is own_function
-        if own:
-            self.fixed = Watch((module, key, held) if each is entry else each for each in self.fixed.entries)
-        return own
 
     def replaced(self) -> bool:
         """Whether a submodule was replaced, added or removed."""
@@ -234,25 +221,13 @@ class ModelState:
         contents = Contents(model, self._reads)
         attributes = entries_of_attributes(model, self._reads, self._slots, contents, self._looks)
         settings = entries_of_settings(of_model, self._reads, contents)
-        self.attributes, self.attribute_reasons = _watched(*attributes, *settings)
+        self.attributes = Places((*attributes, *settings), partial(is_alike, reads=self._reads))
         self.compared = contents.compared
 
     def _changed_attribute(self, root: dict[str, Any]) -> str | None:
-        """The reason why a changed attribute forbids the program; None where it does not. An equal value is allowed,
-        and so is a parameter or buffer with the same properties that the program does not compute with. Both are
-        watched from then on."""
-        self.unread, changed = renewed(self.unread, self.unread.first_change(root), root, is_same_kind)
-        if changed is not None:
-            return self.unread_reasons[changed]
-        changed = self.attributes.first_change(root)
-        if changed is None:
-            return None
-        self.attributes, changed = renewed(self.attributes, changed, root, partial(is_alike, reads=self._reads))
-        if changed is not None:
-            return self.attribute_reasons[changed]
-        self._watch_attributes(configurations(self._root()))  # for the contents of equal containers
-        return None
-
-
-def _watched(*found: tuple[Entry, str]) -> tuple[Watch, list[str]]:
-    return Watch(entry for entry, _ in found), [reason for _, reason in found]
+        """The reason why a changed attribute forbids the program; None where it does not, as its value is equal."""
+        before = self.attributes.watch
+        reason = self.attributes.change(root)
+        if reason is None and self.attributes.watch is not before:
+            self._watch_attributes(configurations(self._root()))  # for the contents of equal containers
+        return reason

@@ -70,11 +70,6 @@ def _attributes(modules: Any) -> list[Any]:
     return [value for module in modules for name, value in vars(module).items() if name not in left_out]
 
 
-def plain_objects(values: list[Any]) -> list[Any]:
-    """The distinct plain objects among ``values``, in containers there, and in each other's attributes."""
-    return [value for value in reached(values) if is_plain_object(value)]
-
-
 def generators(values: list[Any]) -> list[Any]:
     """The distinct random generators among ``values`` and in their contents."""
     return [value for value in reached(values) if isinstance(value, GENERATORS)]

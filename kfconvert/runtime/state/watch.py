@@ -103,36 +103,40 @@ class Watch:
         return Watch, (self.entries,)
 
 
-def renewed(
-    watch: Watch,
-    changed: int | None,
-    root: dict[str, Any] | None = None,
-    is_same: Callable[[Any, Any], bool] = is_equal,
-) -> tuple[Watch, int | None]:
-    """Rebuild ``watch``, whose entry at the index ``changed`` does not hold, with the current values wherever they are
-    the same as the expected ones. Also return the index of an entry whose value is not the same, None where all entries
-    hold then."""
-    while changed is not None:
-        holder, key, expected = watch.entries[changed]
-        holder = root if holder is ROOT else holder
-        if _same_as(holder, key, expected, is_same) is _ABSENT:
-            return watch, changed
-        entries = [(h, k, _same_as(root if h is ROOT else h, k, e, is_same, e)) for h, k, e in watch.entries]
-        watch = Watch(entries)
-        changed = watch.first_change(root)
-    return watch, None
+class Places:
+    """Watched places, each with the reason for which a change of it matters.
 
+    Args:
+        is_same: called with the current and the expected value of a place. A value that is the same may replace
+            another, and is watched from then on.
+    """
 
-def _same_as(holder: Any, key: Any, expected: Any, is_same: Callable[[Any, Any], bool], default: Any = _ABSENT) -> Any:
-    """The current value where it is the same as ``expected``; else ``default``."""
-    held: Any
-    if key is ITEMS:
-        held = tuple(dict.__iter__(holder) if isinstance(holder, dict) else holder)
-    elif isinstance(key, Mark):
-        return default
-    else:
-        held = dict.get(_dict_of(holder), key, MISSING)
-    return held if held is expected or is_same(held, expected) else default
+    def __init__(self, found: Iterable[tuple[Entry, str]], is_same: Callable[[Any, Any], bool] = is_equal):
+        entries, self.reasons = list[Entry](), list[str]()
+        for entry, reason in found:
+            entries.append(entry)
+            self.reasons.append(reason)
+        self.watch, self._is_same = Watch(entries), is_same
+
+    def change(self, root: dict[str, Any] | None = None) -> str | None:
+        """Return the reason of a place that does not hold, None where all do; ``root`` as for ``Watch``."""
+        changed = self.watch.first_change(root)
+        while changed is not None:
+            if self._current(root, *self.watch.entries[changed]) is _ABSENT:
+                return self.reasons[changed]
+            found = ((entry, self._current(root, *entry)) for entry in self.watch.entries)
+            self.watch = Watch(entry if held is _ABSENT else (*entry[:2], held) for entry, held in found)
+            changed = self.watch.first_change(root)
+        return None
+
+    def _current(self, root: dict[str, Any] | None, holder: Any, key: Any, expected: Any) -> Any:
+        """The current value of a place where it is the same as ``expected``."""
+        held: Any = _ABSENT
+        if key is ITEMS:
+            held = tuple(dict.__iter__(holder) if isinstance(holder, dict) else holder)
+        elif not isinstance(key, Mark):
+            held = dict.get(root if holder is ROOT else _dict_of(holder), key, MISSING)  # type: ignore[arg-type]
+        return held if held is not _ABSENT and (held is expected or self._is_same(held, expected)) else _ABSENT
 
 
 def flat_places(places: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:

@@ -12,19 +12,19 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ...region import Read
-from .authors import is_of_project
 from .configuration import HELD_BY_ALL, names_by_class
 from .contents import Contents, Found
 from .hooks import HOOK_KINDS
 from .references import OF_CONVERSION, OF_EVERY_MODULE, OfConversion
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry
 
-# nn.Module's and this package's keys in the instance dict of a module are watched elsewhere, or not at all.
-_OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
+# Keys in the instance dict of a module that are watched elsewhere, or not at all: of every module, of this package, and
+# those that matter only in training, or only for its memory use.
+_UNWATCHED = (
+    OF_EVERY_MODULE | OF_CONVERSION | {"gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"}
+)
 # The tensors without data by which torch.export replaces a model's tensors.
 OF_EXPORT = (FakeTensor, FunctionalTensor)
-# Library attributes that matter only in training, or only for its memory use.
-_TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
 CHANGED = "was changed after the conversion; convert it again"
 
@@ -75,6 +75,14 @@ def entries_of_structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
             yield (module, TYPE, type(module)), REPLACED
 
 
+def is_own_forward(held: Any, expected: Any) -> bool:
+    """Whether ``held`` is the forward of a module's class on the instance, where none was expected: the state after
+    code has wrapped and restored ``forward``."""
+    module = getattr(held, "__self__", None)
+    is_of_instance = isinstance(module, nn.Module) and vars(module).get("forward") is held
+    return expected is MISSING and is_of_instance and held.__func__ is getattr(type(module), "forward", None)
+
+
 def entries_of_sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
     """Entries for the number and order of each module's parameters and buffers."""
     for module in model.modules():
@@ -101,7 +109,7 @@ def entries_of_attributes(
         named = names & HELD_BY_ALL
         if "__dict__" in names:
             names = names | {key for key, value in own.items() if not isinstance(value, OfConversion)}
-        names = names - _unwatched(type(module)) | named
+        names = names - _UNWATCHED | named
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
@@ -116,24 +124,6 @@ def entries_of_attributes(
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {CHANGED}"
             elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from _reasons(contents.of(name, value))
-
-
-def _unwatched(kind: type) -> frozenset[str]:
-    """The module attributes of a class that are watched elsewhere, or not at all."""
-    return _OWN_KEYS if any(is_of_project(each.__module__) for each in kind.__mro__) else _OWN_KEYS | _TRAINING_KEYS
-
-
-def entries_of_covered(model: nn.Module, reads: frozenset[Read]) -> Iterator[tuple[Entry, str]]:
-    """Entries against attributes that hide a parameter, buffer or submodule that the code reads: Python finds
-    attributes first."""
-    by_class = names_by_class(reads)
-    for path, module in model.named_modules():
-        names = by_class.get(type(module), set())
-        names = _children_of(module) if "__dict__" in names else names & _children_of(module)
-        for key in sorted(names - vars(module).keys()):
-            name = f"{path}.{key}" if path else key
-            reason = f"an attribute replaced {name} (as by weight_norm or pruning); convert it again"
-            yield (holder_of(module, model), key, MISSING), reason
 
 
 def _children_of(module: nn.Module) -> set[str]:
