@@ -11,6 +11,7 @@ import torch
 import transformers
 from support import stateful_models
 from support.adapter_changes import ADAPTER_CHANGES, adapted, converted, plain
+from support.selection import each_once
 from support.state_changes import Alike, Subject
 from torch import nn
 
@@ -50,8 +51,7 @@ def changed(both: Alike, title: str) -> None:
     assert refused[0] is refused[1]
 
 
-@pytest.mark.parametrize("adapted_before", [True, False], ids=["adapted, then converted", "converted, then adapted"])
-@pytest.mark.parametrize("title", ADAPTER_CHANGES)
+@each_once(title=ADAPTER_CHANGES, adapted_before=[True, False])
 def test_one_change_of_adapters(title, adapted_before):
     both = pair(adapted_before)
     both.call("before")
@@ -60,8 +60,7 @@ def test_one_change_of_adapters(title, adapted_before):
     both.call("another call", seed=1)
 
 
-@pytest.mark.parametrize("adapted_before", [True, False], ids=["adapted, then converted", "converted, then adapted"])
-@pytest.mark.parametrize("order", range(ORDERS))
+@each_once(order=range(ORDERS), adapted_before=[True, False])
 def test_changes_of_adapters_in_any_order(order, adapted_before):
     both = pair(adapted_before)
     titles = random.Random(order).choices(list(ADAPTER_CHANGES), k=8)
@@ -71,7 +70,7 @@ def test_changes_of_adapters_in_any_order(order, adapted_before):
         both.call(f"after: {titles[: titles.index(title) + 1]}")
 
 
-@pytest.mark.parametrize("adapted_before", [True, False], ids=["adapted, then converted", "converted, then adapted"])
+@pytest.mark.parametrize("adapted_before", [True, False])
 def test_adapters_may_be_off_for_a_while(adapted_before):
     both = pair(adapted_before)
     both.call("before")
@@ -94,14 +93,6 @@ def test_programs_of_adapted_models_are_used():
     hits = both.hits()
     both.call("scaled and unscaled")
     assert both.hits() == hits + served
-
-
-def test_an_unloaded_model_is_the_plain_one():
-    both = pair(True)
-    both.call("before")
-    for subject in both.both:
-        subject.model = subject.model.merge_and_unload()
-    both.call("merged and unloaded") if hasattr(both.converted.model, "kfconvert_info") else None
 
 
 def test_a_model_with_a_task_is_converted():

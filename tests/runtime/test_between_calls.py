@@ -1,4 +1,4 @@
-"""What happens to a converted model between two calls, in nets whose batch norm would make all of it be seen or not."""
+"""What happens to a converted model between two calls, with and without a batch norm, which train mode writes."""
 
 import copy
 
@@ -40,7 +40,7 @@ def models(request):
 
 @pytest.fixture
 def both(models):
-    """A net and its conversion, both of one's own and called once."""
+    """Copies of a net and of its conversion, called once."""
     both = copy.deepcopy(models[0]), copy.deepcopy(models[1])
     assert_same(both)
     return both
@@ -53,86 +53,72 @@ def assert_same(both, x=X):
     return expected
 
 
-def assert_change_is_seen(both, change):
-    """``change``, made to both, shows in the outputs of the next two calls, which the program serves."""
-    before = assert_same(both)
-    for model in both:
-        change(model)
-    served = both[1].kfconvert_info()["guard"]["hits"]
-    after = [assert_same(both, x) for x in (X, X + 1)]
-    assert any(not torch.allclose(one, other) for one, other in zip(before, after[0])), "the change shows nowhere"
-    assert both[1].kfconvert_info()["guard"]["hits"] == served + 2
-
-
 def written_through_data(model):
     for layer in (model.first, model.head):
         layer.weight.data.mul_(2)
 
 
+def in_train_mode(model):
+    model.train()(X)
+    written_through_data(model)
+    model.eval()
+
+
+def after_train_mode(model):
+    for _ in range(2):
+        model.train()(X)
+    model.eval()
+    written_through_data(model)
+
+
+def between_changes_of_the_mode(model):
+    model.train()
+    written_through_data(model)
+    model.eval()
+
+
+def before_a_refresh(model):
+    written_through_data(model)
+    getattr(model, "kfconvert_refresh", lambda: None)()
+
+
 def data_of_a_freed_tensor(model):
-    """The new values may come to lie where the old ones were."""
+    """The new values may get the addresses of the old ones."""
     for number, layer in enumerate((model.first, model.second, model.head)):
-        shape, layer.weight.data = layer.weight.shape, torch.empty(0)
-        layer.weight.data = torch.full(shape, 0.1 + number)
+        factor, shape = 0.1 + number + layer.weight.data.flatten()[0].abs(), layer.weight.shape
+        layer.weight.data = torch.empty(0)
+        layer.weight.data = torch.full(shape, float(factor))
 
 
 def replaced(model):
     for number, layer in enumerate((model.first, model.second, model.head, model.other)):
-        layer.weight = nn.Parameter(torch.full_like(layer.weight, 0.1 + number))
-        layer.bias = nn.Parameter(torch.full_like(layer.bias, 0.2 + number))
+        factor = float(0.1 + number + layer.weight.data.flatten()[0].abs())
+        layer.weight = nn.Parameter(torch.full_like(layer.weight, factor))
+        layer.bias = nn.Parameter(torch.full_like(layer.bias, factor))
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-@pytest.mark.parametrize("last_write", ["in train mode", "in eval mode"])
-def test_writes_through_data_are_seen_after_a_call_in_train_mode(both, calls, last_write):
-    def change(model):
-        for _ in range(calls):
-            model.train()(X)
-            written_through_data(model)
-        model.eval()
-        if last_write == "in eval mode":
-            written_through_data(model)
-
+@pytest.mark.parametrize(
+    "change",
+    [in_train_mode, after_train_mode, between_changes_of_the_mode, before_a_refresh, data_of_a_freed_tensor, replaced],
+    ids=lambda change: change.__name__,
+)
+def test_new_weights_are_seen_each_time(both, change):
+    """The program serves the next two calls, with the new weights."""
     for _ in range(2):
-        assert_change_is_seen(both, change)
-
-
-def test_writes_through_data_between_changes_of_the_mode_are_seen(both):
-    def change(model):
-        model.train()
-        written_through_data(model)
-        model.eval()
-
-    for _ in range(2):
-        assert_change_is_seen(both, change)
-
-
-def test_a_refresh_sees_writes_through_data(both):
-    def change(model):
-        written_through_data(model)
-        getattr(model, "kfconvert_refresh", lambda: None)()
-
-    for _ in range(2):
-        assert_change_is_seen(both, change)
-
-
-@pytest.mark.parametrize("change", [data_of_a_freed_tensor, replaced], ids=lambda change: change.__name__)
-def test_other_tensors_are_seen_each_time(both, change):
-    assert_change_is_seen(both, change)
-    with torch.no_grad():
+        before = assert_same(both)
         for model in both:
-            for parameter in model.parameters():
-                parameter.mul_(-0.5)
-    assert_same(both)
-    assert_change_is_seen(both, change)
+            change(model)
+        served = both[1].kfconvert_info()["guard"]["hits"]
+        after = [assert_same(both, x) for x in (X, X + 1)]
+        assert any(not torch.allclose(one, other) for one, other in zip(before, after[0])), "the change shows nowhere"
+        assert both[1].kfconvert_info()["guard"]["hits"] == served + 2
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_other_weights_of_a_recurrent_layer_are_no_change_of_its_list(kind):
+def test_other_weights_of_a_recurrent_layer_are_no_change_of_its_list():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
-            self.recurrent, self.head = kind(8, 8), nn.Linear(8, 8)
+            self.recurrent, self.head = nn.LSTM(8, 8), nn.Linear(8, 8)
 
         def forward(self, x):
             return torch.relu(self.head(self.recurrent(x)[0]))
@@ -149,15 +135,7 @@ def test_other_weights_of_a_recurrent_layer_are_no_change_of_its_list(kind):
 
 
 @pytest.mark.parametrize("tied", ["before the conversion", "after it"])
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda layer: nn.init.constant_(layer.weight, 0.1),
-        lambda layer: layer.load_state_dict({name: 2 * value for name, value in layer.state_dict().items()}),
-        lambda layer: layer.weight.mul_(3),
-    ],
-)
-def test_a_write_through_another_tensor_in_the_same_memory(write, tied):
+def test_a_write_through_another_tensor_in_the_same_memory(tied):
     def tie(model):
         model[3].weight.data = model[0].weight.data
 
@@ -172,22 +150,9 @@ def test_a_write_through_another_tensor_in_the_same_memory(write, tied):
     with torch.no_grad():
         fused(x)
         for each in (plain, fused):
-            write(each[0])
+            each[0].load_state_dict({name: 2 * value for name, value in each[0].state_dict().items()})
         torch.testing.assert_close(fused(x), plain(x))
     assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert")
-@pytest.mark.parametrize("name", ["first", "second", "head"])
-def test_every_call_of_a_module_with_a_hook_calls_it(both, name):
-    seen = []
-    for model in both:
-        getattr(model, name).register_forward_hook(
-            lambda _, inputs, output, model=model: seen.append(model) or output * 2
-        )
-    for _ in range(3):
-        assert_same(both)
-    assert [seen.count(model) for model in both] == [3, 3]
 
 
 class Casting(nn.Module):
@@ -204,18 +169,17 @@ class Casting(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_part_of_another_dtype_is_noticed(place, dtype):
+def test_a_part_of_another_dtype_is_noticed():
     x, model = torch.randn(3, 8), Casting().eval()
     fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
-    for each in (model, fused):
-        each.layers[place].to(dtype)
-    for _ in range(2):
+    for place, dtype in ((0, torch.float64), (2, torch.bfloat16)):
+        for each in (model, fused):
+            each.layers[place].to(dtype)
+        for _ in range(2):
+            assert_same((model, fused), x)
+        for each in (model, fused):
+            each.float()
         assert_same((model, fused), x)
-    for each in (model, fused):
-        each.float()
-    assert_same((model, fused), x)
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from support import stateful_models
+from support.selection import each_once, pairwise
 from support.state_changes import CHANGES, Alike, Subject
 from test_state_changes import alike
 from torch import nn
@@ -42,9 +43,7 @@ def written(both: Alike, title: str, place: int) -> None:
         CHANGES[title].apply(subject, targets[place % len(targets)])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("title", UNANNOUNCED)
-@pytest.mark.parametrize("place", [0, -1, 3])
+@pairwise(name=NAMES, title=UNANNOUNCED, place=[0, -1, 3])
 def test_an_unannounced_write_is_found_within_so_many_calls(name, title, place):
     both = pair(name)
     for _ in range(EVERY + 1):  # the writes come at different distances from a check
@@ -69,33 +68,23 @@ def test_programs_go_on_where_nothing_was_written(name):
         assert both.hits() == call * served
 
 
-def test_a_write_to_each_single_element_is_found():
-    """No element is left out of the fingerprint."""
+def test_single_and_exchanged_elements_are_found():
+    """No element is left out of the fingerprint; a sum would not detect an exchange."""
     both = pair("cnn")
     both.call("before")
-    weights = [subject.model.conv2.weight for subject in both.both]
-    for index in range(0, weights[0].numel(), 37):
+    weights = [subject.model.conv2.weight.data for subject in both.both]
+    for index in (*range(0, weights[0].numel(), 97), None):
         for each in weights:
-            each.data.view(-1)[index] += 3.0
+            if index is None:
+                each.copy_(each.flip(0))
+            else:
+                each.view(-1)[index] += 3.0
         for _ in range(EVERY):
             both.converted.call()
         both.call(f"after element {index} was written")
 
 
-def test_exchanged_elements_are_found():
-    """A sum would not see it."""
-    both = pair("attention")
-    both.call("before")
-    for subject in both.both:
-        weight = subject.model.mlp[0].weight.data
-        weight.copy_(weight.flip(0))
-    for _ in range(EVERY):
-        both.converted.call()
-    both.call("after")
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("title", UNANNOUNCED)
+@each_once(name=NAMES, title=UNANNOUNCED)
 def test_a_refresh_finds_every_write(name, title):
     """Without ``check_weights``; in the table each is made at some places, here at all."""
     both = alike(name)
@@ -114,14 +103,6 @@ def test_copies_check_as_well():
     for _ in range(EVERY):
         twin.converted.call()
     twin.call("after")
-
-
-def test_one_call_gives_the_keyword_as_well():
-    model = stateful_models.MAKERS["cnn"]()
-    fused = kfconvert.auto_convert_model(
-        model, example_inputs=arguments("cnn"), validate_accuracy=False, check_weights=EVERY
-    )
-    assert isinstance(fused, type(model))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "often", True])

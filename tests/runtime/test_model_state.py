@@ -1,5 +1,7 @@
 """What a converted model notices of changes to itself, and what of its own doing it takes no offence at."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -61,39 +63,6 @@ def call(model, *args):
         return model(*args)
 
 
-CHANGES = {
-    "number": lambda model: setattr(model.inner, "scale", 5.0),
-    "function": lambda model: setattr(model.inner, "activation", torch.tanh),
-    "in the dict": lambda model: vars(model.inner).update(scale=7.0),
-}
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert")
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_changed_attribute_runs_the_original(fused, change):
-    before = call(fused, X)
-    change(fused)
-    after = call(fused, X)
-    assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, original(fused, X))
-    ((reason, count),) = counts(fused)["misses"].items()
-    assert "attribute inner." in reason and count == 1
-
-
-def test_an_equal_value_is_no_change(fused):
-    fused.inner.scale = float("2.0")
-    call(fused, X)
-    fused.eval()
-    call(fused, X)
-    assert counts(fused) == {"hits": 2, "misses": {}}
-
-
-def test_a_new_attribute_is_no_change(fused):
-    fused.note = "seen"
-    call(fused, X)
-    assert counts(fused)["misses"] == {}
-
-
 @pytest.mark.filterwarnings("ignore:kfconvert")
 @pytest.mark.parametrize("train", [False, True])
 def test_what_the_forward_writes_itself_is_no_change(fused, train):
@@ -140,27 +109,21 @@ class Configured(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("name, value", [("flag", False), ("hidden_size", 8), ("extra", True)])
-def test_a_setting_that_the_forward_reads(nested, name, value):
-    fused, _ = convert(Outer(Configured()).eval() if nested else Configured().eval())
-    config = fused.inner.config if nested else fused.config
+def test_settings_that_the_forward_reads():
+    fused, _ = convert(Outer(Configured()).eval())
+    config = fused.inner.config
     assert type(config) is Config
+    config.unread, config.note = 5, "new"  # other settings may change
     before = call(fused, X)
-    setattr(config, name, value)
-    after = call(fused, X)
-    torch.testing.assert_close(after, original(fused, X))
-    assert not torch.allclose(before, after)
-    ((reason, count),) = counts(fused)["misses"].items()
-    assert f"{name} in the configuration" in reason and count == 1
-
-
-def test_other_settings_may_change():
-    fused, _ = convert(Configured().eval())
-    fused.config.unread = 5
-    fused.config.note = "new"
-    call(fused, X)
     assert counts(fused) == {"hits": 1, "misses": {}}
+    for name, value in (("flag", False), ("hidden_size", 8), ("extra", True)):
+        copied = copy.deepcopy(fused)
+        setattr(copied.inner.config, name, value)
+        after = call(copied, X)
+        torch.testing.assert_close(after, original(copied, X))
+        assert not torch.allclose(before, after)
+        (reason,) = counts(copied)["misses"]
+        assert f"{name} in the configuration" in reason
 
 
 class Counting(nn.Module):
@@ -202,3 +165,28 @@ def test_a_forward_that_was_wrapped_and_put_back():
     inner.forward = nn.Linear(8, 8).forward  # that of another instance
     torch.testing.assert_close(fused(x), torch.relu(inner.forward(x)))
     assert fused.kfconvert_info()["guard"]["hits"] == 2
+
+
+def test_the_order_of_buffers_that_the_forward_goes_through():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("scale", torch.full((8,), 2.0))
+            self.register_buffer("shift", torch.full((8,), 3.0))
+
+        def forward(self, x):
+            x = torch.relu(self.linear(x))
+            for value in self.buffers():
+                x = (x + value) * value
+            return x
+
+    x, model = torch.randn(4, 8), Net().eval()
+    fused = ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=x)
+    with torch.no_grad():
+        before = fused(x)
+        assert counts(fused)["hits"] == 1
+        for each in (model, fused):
+            each._buffers["scale"] = each._buffers.pop("scale")
+        torch.testing.assert_close(fused(x), model(x))
+    assert not torch.allclose(fused(x), before)

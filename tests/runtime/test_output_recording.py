@@ -3,39 +3,25 @@
 import pytest
 import torch
 import transformers
+from support.selection import exhaustive
 
 from kfconvert import ModelConverter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "max_position_embeddings": 32,
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+TEXT = {**SIZES, "vocab_size": 64, "max_position_embeddings": 32}
 MODELS = {
-    "bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)),
+    "bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT)),
     "gpt2": lambda: transformers.GPT2Model(
         transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=32, use_cache=False)
     ),
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, use_cache=False)),
-    "vit": lambda: transformers.ViTModel(
-        transformers.ViTConfig(
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=48,
-            image_size=16,
-            patch_size=4,
-        )
-    ),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, use_cache=False)),
+    "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**SIZES, image_size=16, patch_size=4)),
 }
 RECORDED = {"output_attentions": "attentions", "output_hidden_states": "hidden_states"}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["gpt2", "vit", *exhaustive("bert", "llama")])
 def pair(request):
     torch.manual_seed(0)
     model = MODELS[request.param]().eval()
@@ -75,7 +61,7 @@ def test_outputs_asked_for_in_the_configuration(pair, option):
             setattr(each.config, option, False)
 
 
-@pytest.mark.parametrize("pair", ["gpt2", "llama", "vit"], indirect=True)
+@pytest.mark.parametrize("pair", ["gpt2", "vit"], indirect=True)
 def test_parts_run_fused_again_when_nothing_within_them_is_recorded(pair):
     model, fused, given = pair
     assert_recorded(model, fused, {**given, "output_attentions": True}, "attentions")

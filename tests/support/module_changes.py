@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,11 +42,6 @@ def parameter_of_a_subclass(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "weight", nn.Parameter(_doubled(module.weight)))
 
 
-@change(having("running_mean"))
-def buffer_of_a_subclass(subject: Subject, module: nn.Module) -> Undo:
-    return assigned(module, "running_mean", _doubled(module.running_mean))
-
-
 @change(having("bias"))
 def no_bias(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "bias", None)
@@ -57,28 +52,15 @@ def a_bias_where_there_was_none(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "bias", nn.Parameter(noise(module.weight.flatten(1)[:, 0]) + 1))
 
 
-@change(lambda model: [m for m in of(nn.LayerNorm, nn.modules.batchnorm._BatchNorm)(model) if m.weight is None])
-def a_weight_where_there_was_none(subject: Subject, norm: nn.Module) -> Undo:
-    shape = norm.normalized_shape if isinstance(norm, nn.LayerNorm) else (norm.num_features,)
-    return assigned(norm, "weight", nn.Parameter(torch.rand(shape) + 0.2))
-
-
-def _no_statistics(subject: Subject, norm: nn.Module, tracked: bool) -> Undo:
+@change(having("running_mean"))
+def no_statistics(subject: Subject, norm: nn.Module) -> Undo:
     before = norm.running_mean, norm.running_var
     norm.running_mean = norm.running_var = None
-    norm.track_running_stats = tracked
 
     def undo() -> None:
         norm.running_mean, norm.running_var = before
-        norm.track_running_stats = True
 
     return undo
-
-
-for _tracked in (True, False):
-    change(having("running_mean"), "no statistics" + (", which are tracked" if _tracked else ""))(
-        partial(_no_statistics, tracked=_tracked)
-    )
 
 
 @change(lambda model: [m for m in of(nn.Linear)(model) if m.bias is not None])
@@ -147,25 +129,9 @@ def parametrized(subject: Subject, module: nn.Module) -> Undo:
 
 
 @change(of(nn.Linear, nn.Conv1d, nn.Conv2d), returns=False)
-def weight_norm(subject: Subject, module: nn.Module) -> Undo:
-    nn.utils.parametrizations.weight_norm(module)
-    torch.no_grad()(module.parametrizations.weight.original0.mul_)(3)
-
-
-@change(of(nn.Linear, nn.Conv1d, nn.Conv2d), returns=False)
 def older_weight_norm(subject: Subject, module: nn.Module) -> Undo:
     nn.utils.weight_norm(module)
     torch.no_grad()(module.weight_g.mul_)(3)
-
-
-@change(of(nn.Linear, nn.Conv1d, nn.Conv2d), returns=False, visible=False)
-def spectral_norm(subject: Subject, module: nn.Module) -> Undo:
-    nn.utils.parametrizations.spectral_norm(module)
-
-
-@change(of(nn.Linear, nn.Conv1d, nn.Conv2d), returns=False)
-def pruned(subject: Subject, module: nn.Module) -> Undo:
-    prune.random_unstructured(module, "weight", 0.5)
 
 
 @change(of(nn.Linear, nn.Conv1d, nn.Conv2d), returns=False)
@@ -223,12 +189,6 @@ def longer_sequence(subject: Subject, sequence: nn.Sequential) -> Undo:
     return lambda: sequence.pop(-1)
 
 
-@change(of(nn.Sequential), returns=False)
-def shorter_sequence(subject: Subject, sequence: nn.Sequential) -> Undo:
-    last = sequence.pop(-1)
-    return lambda: sequence.append(last)
-
-
 @change(of(nn.Sequential), visible=False)
 def sequence_in_another_order(subject: Subject, sequence: nn.Sequential) -> Undo:
     """The same children under the same names: only the order of the dict is another."""
@@ -249,12 +209,6 @@ def list_in_another_order(subject: Subject, modules: nn.ModuleList) -> Undo:
 
     swap()
     return swap
-
-
-@change(lambda model: [m for m in of(nn.ModuleList)(model) if len(m) > 1], visible=False, returns=False)
-def shorter_list(subject: Subject, modules: nn.ModuleList) -> Undo:
-    last = modules.pop(-1)
-    return lambda: modules.append(last)
 
 
 @change(_children)
@@ -290,11 +244,6 @@ def another_dict_of_parameters(subject: Subject, module: nn.Module) -> Undo:
     )
 
 
-@change(having("running_mean"))
-def another_dict_of_buffers(subject: Subject, module: nn.Module) -> Undo:
-    return assigned_items(vars(module), "_buffers", _with(module._buffers, "running_mean", noise(module.running_mean)))
-
-
 @change(of(nn.Sequential))
 def another_dict_of_modules(subject: Subject, module: nn.Module) -> Undo:
     first = next(iter(module._modules))
@@ -310,6 +259,13 @@ def _subclass(kind: type[nn.Module]) -> type[nn.Module]:
         return scaled_outputs(kind.forward(self, *args, **kwargs))
 
     return type(f"Scaled{kind.__name__}", (kind,), {"forward": forward})
+
+
+@change(of(nn.Linear, nn.LayerNorm, nn.modules.batchnorm._BatchNorm), visible=False)
+def train_mode_of_a_part(subject: Subject, module: nn.Module) -> Undo:
+    mode = module.training
+    module.train()
+    return lambda: module.train(mode)
 
 
 @change(inner)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama
 
 from . import stateful_models
-from .changes import Subject, Undo, anywhere, assigned_items, change, inner, layers, matrices, scaled_outputs
+from .changes import Subject, Undo, anywhere, change, inner, layers, matrices, scaled_outputs
 
 # Hooks
 
@@ -44,9 +44,6 @@ _HOOKED = (nn.Linear, nn.Conv2d, nn.GELU)
 
 _HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     "forward hook": lambda m: m.register_forward_hook(lambda m, i, o: scaled_outputs(o)),
-    "forward hook that is always called": lambda m: m.register_forward_hook(
-        lambda m, i, o: scaled_outputs(o), always_call=True
-    ),
     "forward hook with keywords": lambda m: m.register_forward_hook(
         lambda m, i, k, o: scaled_outputs(o), with_kwargs=True
     ),
@@ -65,10 +62,6 @@ _GLOBAL_HOOKS: dict[str, tuple[Callable, Callable]] = {
     "global full backward hook": (modules.register_module_full_backward_hook, _gradient_hook),
     "global full backward pre-hook": (modules.register_module_full_backward_pre_hook, _gradient_pre_hook),
 }
-# Put where torch keeps them, past the functions that register.
-_ENTRIES = {"_forward_hooks": lambda m, i, o: scaled_outputs(o), "_forward_pre_hooks": lambda m, i: scaled_outputs(i)}
-_GLOBAL_ENTRIES = {"_global_forward_hooks": _forward_hook, "_global_forward_pre_hooks": _forward_pre_hook}
-
 for _name, _register in _HOOKS.items():
     for _where, _targets in (("", layers), (" of the model", anywhere)):
         change(_targets, _name + _where, visible=not _where)(
@@ -82,14 +75,6 @@ for _name, _register in _BACKWARD_HOOKS.items():
 for _name, (_register, _hook) in _GLOBAL_HOOKS.items():
     change(anywhere, _name, process_wide=True, visible="backward" not in _name, gradients="backward" in _name)(
         lambda subject, model, register=_register, hook=_hook: register(hook).remove
-    )
-for _name, _hook in _ENTRIES.items():
-    change(layers, f"entry in {_name}")(
-        lambda subject, module, name=_name, hook=_hook: assigned_items(getattr(module, name), -1, hook)
-    )
-for _name, _hook in _GLOBAL_ENTRIES.items():
-    change(anywhere, f"entry in {_name}", process_wide=True)(
-        lambda subject, model, name=_name, hook=_hook: assigned_items(getattr(modules, name), -1, hook)
     )
 
 

@@ -48,16 +48,11 @@ def _initialised(subject: Subject, parameter: nn.Parameter, function: Callable[[
 
 _WRITES: dict[str, Callable[[nn.Parameter], Any]] = {
     "nn.init.normal_": nn.init.normal_,
-    "nn.init.uniform_": nn.init.uniform_,
-    "nn.init.constant_": lambda p: nn.init.constant_(p, 0.3),
-    "nn.init.trunc_normal_": nn.init.trunc_normal_,
     "torch.no_grad": lambda p: torch.no_grad()(p.mul_)(-2),
     "inference mode": lambda p: torch.inference_mode()(p.mul_)(-2),
     "detach": lambda p: p.detach().mul_(-2),
     "foreach": lambda p: torch.no_grad()(torch._foreach_mul_)([p], -2),
     "out=": lambda p: torch.no_grad()(torch.mul)(p.detach(), -2, out=p.detach()),
-    "setitem": lambda p: p.detach().__setitem__((..., 0), 0.7),
-    "a view": lambda p: p.detach().view(-1, p.shape[-1])[:, 1:2].fill_(5.0),
     "new data": lambda p: setattr(p, "data", noise(p)),
     "swap_tensors": lambda p: torch.utils.swap_tensors(p, nn.Parameter(noise(p), p.requires_grad)),
     "set_": lambda p: torch.no_grad()(p.set_)(noise(p)),
@@ -99,12 +94,6 @@ def update_batch_norms(subject: Subject, model: nn.Module) -> Undo:
 def frozen(subject: Subject, model: nn.Module) -> Undo:
     model.requires_grad_(False)
     return lambda: model.requires_grad_(True)
-
-
-@weights(matrices, visible=False, gradients=True)
-def frozen_in_part(subject: Subject, parameter: nn.Parameter) -> Undo:
-    parameter.requires_grad_(False)
-    return lambda: parameter.requires_grad_(True)
 
 
 # Other dtypes, and back
@@ -177,11 +166,6 @@ for _name, _write in _UNANNOUNCED.items():
 @weights(untied("weight"))
 def new_parameter(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "weight", nn.Parameter(noise(module.weight)))
-
-
-@weights(untied("bias"))
-def new_bias(subject: Subject, module: nn.Module) -> Undo:
-    return assigned(module, "bias", nn.Parameter(noise(module.bias)))
 
 
 @weights(having("running_mean"))
