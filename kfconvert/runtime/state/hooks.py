@@ -10,7 +10,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from .output_recording import is_recording_hook
 
-HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOOK_KINDS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     getattr(torch_module, name)
     for name in (

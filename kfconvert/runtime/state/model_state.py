@@ -16,7 +16,7 @@ from .code_state import Codes
 from .configuration import WHOLE, is_alike
 from .contents import Contents, first_different
 from .fingerprint import may_fetch
-from .hooks import HOOK_KINDS, global_hook, inner_hook
+from .hooks import FORWARD_HOOKS, global_hook, inner_hook
 from .output_recording import recorded_outputs, wanted_outputs
 from .references import Holdings, configurations
 from .watch import SIZE, Places, Watch
@@ -184,13 +184,16 @@ class ModelState:
 
     def _watch_hooks(self) -> None:
         model = self._root()
-        kinds = (vars(module)[kind] for module in model.modules() for kind in HOOK_KINDS)
+        kinds = (vars(module)[kind] for module in model.modules() for kind in FORWARD_HOOKS)
         self.hooks = Watch((hooks, SIZE, len(hooks)) for hooks in kinds)
         self.hooks.first_change()
         self.hooked = inner_hook(model) or self._replaced_parameter()
-        # Without gradients, these hooks have no effect.
-        self.hooked_backward = inner_hook(model, of_gradients=True)
         self.recorded = recorded_outputs(module for module in model.modules() if module is not model)
+
+    @property
+    def hooked_backward(self) -> str | None:
+        """The reason why a program would skip hooks around the backward passes of submodules; None without any."""
+        return inner_hook(self._root(), of_gradients=True)
 
     def _recording(self) -> str | None:
         """The reason why an outer call whose submodule outputs transformers records forbids the program."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -34,20 +33,14 @@ def holder_of(module: nn.Module, root: nn.Module) -> Any:
     return ROOT if module is root else module
 
 
-# Path, the module (ROOT for the model itself), and its dicts of tensors.
-_Place = tuple[str, Any, dict[str, Any], dict[str, Any]]
+def layout(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All submodules in order; a module that is registered at several places appears at each."""
+    return list(model.named_modules(remove_duplicate=False))[1:]
 
 
-def layout(model: nn.Module) -> list[_Place]:
-    """All modules in order; a module that is registered at several places appears at each."""
-    modules = model.named_modules(remove_duplicate=False)
-    return [(path, holder_of(module, model), module._parameters, module._buffers) for path, module in modules]
-
-
-def is_same_layout(layout: list[_Place], other: list[_Place]) -> bool:
-    """Whether two layouts have the same modules and dicts, in the same order."""
+def is_same_layout(layout: list[tuple[str, nn.Module]], other: list[tuple[str, nn.Module]]) -> bool:
     return len(layout) == len(other) and all(
-        one[0] == two[0] and all(map(operator.is_, one[1:], two[1:])) for one, two in zip(layout, other)
+        path == name and module is held for (path, module), (name, held) in zip(layout, other)
     )
 
 
