@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import peft
@@ -106,30 +106,6 @@ ADAPTER_CHANGES: dict[str, Callable[[peft.PeftModel], Any]] = {
     "other weights": _new_weights,
     "train": _trained,
 }
-
-# Of a single layer, in any model
-
-_LAYER_CHANGES: dict[str, Callable[[LoraLayer], Any]] = {
-    "merge safely": lambda layer: layer.merge(safe_merge=True),
-    "merge": lambda layer: layer.merge(),
-    "unmerge": lambda layer: layer.unmerge(),
-    "set scale": lambda layer: layer.set_scale("first", 3.0),
-    "scale layer": lambda layer: layer.scale_layer(2.0),
-    "unscale layer": lambda layer: layer.unscale_layer(),
-    "use the second": lambda layer: layer.set_adapter("second"),
-    "both at once": lambda layer: layer.set_adapter(["first", "second"]),
-    "disable": lambda layer: layer.enable_adapters(False),
-    "enable": lambda layer: layer.enable_adapters(True),
-    "delete the second": lambda layer: layer.delete_adapter("second"),
-}
-
-
-def _without_undo(subject: Subject, layer: LoraLayer, function: Callable[[LoraLayer], Any]) -> Undo:
-    function(layer)
-
-
-for _name, _change in _LAYER_CHANGES.items():
-    change(layers, f"adapter: {_name}", visible=False)(partial(_without_undo, function=_change))
 
 
 @change(lambda model: [model] if any(type(m) is nn.Linear for m in model.modules()) else [], "adapter: new ones")
