@@ -203,7 +203,7 @@ class Small(nn.Module):
 @pytest.mark.parametrize("free", [True, False], ids=["sizes that programs serve", "sizes that miss"])
 def test_what_is_kept_does_not_grow_with_the_number_of_sizes(free):
     model = small_models.convert(Small().eval(), example_inputs=torch.randn(2, 8), validate_accuracy=False)
-    count = 1200
+    count = 2500
     x = torch.randn(1, 1).expand(2 * count + 20, 2 * count + 20)
 
     def calls(start: int) -> None:
@@ -221,7 +221,7 @@ def test_what_is_kept_does_not_grow_with_the_number_of_sizes(free):
         tracemalloc.stop()
     own = [tracemalloc.Filter(True, "*/kfconvert/*")]
     grown = sum(s.size_diff for s in after.filter_traces(own).compare_to(before.filter_traces(own), "filename"))
-    assert grown < 10_000, f"{grown} bytes for {count} more sizes"
+    assert grown < 20_000, f"{grown} bytes for {count} more sizes"
     guard = model.kfconvert_info()["guard"]
     assert guard["hits"] + sum(guard["misses"].values()) == 2 * count, "not every call was counted"
     assert len(guard["misses"]) < 200

@@ -61,7 +61,7 @@ def evidence_of(
     Raises:
         NoEvidence: hooks, modes, code without a file, or values of unknown kinds.
     """
-    if any("__dict__" in (read, read[1]) for read in reads):
+    if any("__dict__" in (read if isinstance(read, tuple) else (read,)) for read in reads):
         raise NoEvidence("its code goes through all attributes of an object")
     state = ModelState(model, reads, slots, looks=looks, codes=codes)
     places = _places(model)
@@ -70,8 +70,9 @@ def evidence_of(
     for name, (_, key, value) in zip(state.attributes.reasons, state.attributes.watch.entries):
         lines.append(f"{name} | {described(key)} | {described(value)}")
     held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
-    for path, name in sorted(slots):  # the attributes among them are in no dict of parameters or buffers
-        lines.append(f"{path}.{name} | {described(held.get(path, {}).get(name))}")
+    for path, name in sorted(slots):
+        if name in held.get(path, ()):  # an attribute, which is no parameter or buffer
+            lines.append(f"{path}.{name} | {described(held[path][name])}")
     for name, value, known in state.compared:
         contents = fingerprints([value]) if isinstance(value, Tensor) else known
         lines.append(f"{name} | {described(value)} | {described(contents)}")
