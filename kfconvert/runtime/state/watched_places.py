@@ -11,17 +11,17 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ...region import Read
+from .authors import is_of_project
 from .configuration import HELD_BY_ALL, names_by_class
 from .contents import Contents, Found
 from .hooks import HOOK_KINDS
 from .references import OF_CONVERSION, OF_EVERY_MODULE, OfConversion
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry
 
-# Keys in the instance dict of a module that are watched elsewhere, or not at all: of every module, of this package, and
-# those that matter only in training, or only for its memory use.
-_UNWATCHED = (
-    OF_EVERY_MODULE | OF_CONVERSION | {"gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"}
-)
+# nn.Module's and this package's keys in the instance dict of a module are watched elsewhere, or not at all.
+_OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
+# Library attributes that matter only in training, or only for its memory use.
+_TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 # The tensors without data by which torch.export replaces a model's tensors.
 OF_EXPORT = (FakeTensor, FunctionalTensor)
 REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
@@ -102,7 +102,7 @@ def entries_of_attributes(
         named = names & HELD_BY_ALL
         if "__dict__" in names:
             names = names | {key for key, value in own.items() if not isinstance(value, OfConversion)}
-        names = names - _UNWATCHED | named
+        names = names - _unwatched(type(module)) | named
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
@@ -117,6 +117,11 @@ def entries_of_attributes(
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {CHANGED}"
             elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from _reasons(contents.of(name, value))
+
+
+def _unwatched(kind: type) -> frozenset[str]:
+    """The module attributes of a class that are watched elsewhere, or not at all."""
+    return _OWN_KEYS if any(is_of_project(each.__module__) for each in kind.__mro__) else _OWN_KEYS | _TRAINING_KEYS
 
 
 def _children_of(module: nn.Module) -> set[str]:
