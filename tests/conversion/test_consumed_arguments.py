@@ -16,7 +16,6 @@ class Batch:
 
 TAKEN = {
     "dict": (lambda x: {"x": x, "y": x}, lambda given: given.pop("x")),
-    "list": (lambda x: [x, x], lambda given: given.pop()),
     "nested": (lambda x: {"inner": [{"x": x}]}, lambda given: given["inner"].pop().pop("x")),
     "object": (Batch, lambda given: given.held.pop()),
 }

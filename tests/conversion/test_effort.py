@@ -103,8 +103,7 @@ def test_other_words_are_an_error(effort):
         auto_convert_model(nn.Linear(2, 2), input_shape=(1, 2), effort=effort)
 
 
-@pytest.mark.parametrize("effort", ["fast", "full"])
-@pytest.mark.parametrize("model", [Branching(), Branching().layers[0]])
+@pytest.mark.parametrize(("effort", "model"), [("fast", Branching()), ("full", Branching().layers[0])])
 def test_every_trace_has_a_deadline(monkeypatch, effort, model):
     seconds, trace = [], captured.trace
 
