@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kfconvert.accuracy import comparison
 from kfconvert.accuracy.comparison import compare, split_inputs
-from kfconvert.accuracy.float64_run import Reference, model_outputs, reference_outputs
+from kfconvert.accuracy.float64_run import Reference, model_outputs
 from kfconvert.validator import validate_optimization
 
 
@@ -105,18 +105,13 @@ def test_reassociated_sums_pass(block, x, dtype):
     assert result.optimized_error.max_rel < 20 * torch.finfo(dtype).eps
 
 
-def test_a_copy_has_the_same_errors(block, x):
-    result = validate_optimization(block, copy.deepcopy(block), x)
-    assert result.passed
-    assert result.ratio == 1.0
-    assert result.original_error == result.optimized_error
-
-
 def test_errors_are_those_of_the_formula(block, x):
     truth = copy.deepcopy(block).double()(x.double()).detach()
     out = block(x).detach().double()
     error, scale = (out - truth).abs(), truth.abs().max()
-    stats = validate_optimization(block, copy.deepcopy(block), x).original_error
+    result = validate_optimization(block, copy.deepcopy(block), x)
+    stats = result.original_error
+    assert result.passed and result.ratio == 1.0 and stats == result.optimized_error
     assert stats.scale == pytest.approx(scale.item())
     assert stats.max_abs == pytest.approx(error.max().item())
     assert stats.mean_abs == pytest.approx(error.mean().item())
@@ -192,12 +187,6 @@ def test_tanh_gelu_for_erf_gelu_fails(block, x):
     result = validate_optimization(block, same_weights(Block, block, approximate="tanh"), x)
     assert not result.passed
     assert result.ratio > 10
-
-
-def test_swapped_outputs_fail():
-    original = Formula(lambda x: (x.sin(), x.cos()))
-    result = validate_optimization(original, Formula(lambda x: (x.cos(), x.sin())), torch.randn(10))
-    assert not result.passed and "output[0]" in result.reason
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -283,6 +272,7 @@ def test_only_integer_outputs():
         (lambda out: out.double(), "dtype"),
         (lambda out: (out,), "structure"),
         (lambda out: None, "is None"),
+        (lambda out: 3, "is 3"),
         (lambda out: out.to("meta"), "is on meta"),
     ],
 )
@@ -396,30 +386,12 @@ def test_of_many_outputs_the_least_accurate_are_told(monkeypatch):
     assert [new.leaf for _, new in result.outputs] == ["[0]", "[2]"]
 
 
-def test_another_container_type_fails():
-    result = validate_optimization(Formula(lambda x: (x,)), Formula(lambda x: [x]), torch.ones(2))
-    assert not result.passed and "is a list, the original's is a tuple" in result.reason
-
-
-def test_plain_values_must_be_equal():
+def test_another_container_type_or_plain_value_fails():
     original = Formula(lambda x: (x, 3, "a"))
-    assert not validate_optimization(original, Formula(lambda x: (x, 4, "a")), torch.ones(2)).passed
-    assert not validate_optimization(original, Formula(lambda x: (x, 3, None)), torch.ones(2)).passed
-
-
-def test_model_output_of_transformers():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    # with the usual 0.02 all activations are so near to 0 that the two GELUs agree to float32 accuracy
-    config = transformers.BertConfig(vocab_size=50, initializer_range=0.5, **sizes)
-    torch.manual_seed(0)
-    bert = transformers.BertModel(config).eval()
-    inputs = {"input_ids": torch.randint(50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
-    result = validate_optimization(bert, copy.deepcopy(bert), inputs)
-    assert result.passed and result.reference == "float64 run of the original"
-    wrong = copy.deepcopy(bert)
-    wrong.encoder.layer[0].intermediate.intermediate_act_fn = nn.GELU("tanh")
-    assert not validate_optimization(bert, wrong, inputs).passed
+    result = validate_optimization(original, Formula(lambda x: [x, 3, "a"]), torch.ones(2))
+    assert not result.passed and "is a list, the original's is a tuple" in result.reason
+    for other in ((4, "a"), (3, None)):
+        assert not validate_optimization(original, Formula(lambda x, other=other: (x, *other)), torch.ones(2)).passed
 
 
 @pytest.mark.parametrize(
@@ -443,14 +415,6 @@ def test_data_dependent_shapes_fall_back_to_the_original():
     x = torch.tensor([1.0, 2.0**-30, 0.5])
     result = validate_optimization(model, copy.deepcopy(model), x)
     assert result.passed and "another shape" in result.reference
-
-
-def test_one_reference_serves_many_candidates(block, x):
-    reference = reference_outputs(block, (x,), {})
-    assert reference.outputs.dtype == torch.float64
-    out = model_outputs(block, (x,), {})
-    assert compare(reference, out, out.clone()).passed
-    assert not compare(reference, out, out + 1e-3).passed
 
 
 # what must be left alone
