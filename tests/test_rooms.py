@@ -1,6 +1,7 @@
 """Imports between the rooms of the package run one way, and by their front doors."""
 
 import ast
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "kfconvert"
@@ -27,8 +28,13 @@ def room(path):
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@functools.cache
 def imports(path):
     """(line, absolute name of what is imported, name in it) of every import of this package, in functions as well."""
+    return list(_imports(path))
+
+
+def _imports(path):
     package = ["kfconvert", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -96,6 +102,26 @@ INSIDE = {("kernels", "ops"), ("modules", "ops")}
 def test_imports_run_one_way():
     found = arrows()
     assert not [p for above, below, _, p in found if not (is_allowed(above, below) or (above, below) in OTHERS)]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """With the imports in functions and those for type checkers. Each round removes the files that import none of the
+    rest."""
+    rest = {}
+    for path in PACKAGE.rglob("*.py"):
+        rest[path] = {file for _, module, name in imports(path) if (file := file_of(module, name)) not in (path, None)}
+    del rest[PACKAGE / "__init__.py"]  # names of all rooms, on first use
+    while free := [path for path, below in rest.items() if rest.keys().isdisjoint(below)]:
+        for path in free:
+            del rest[path]
+    assert not rest
+
+
+def file_of(module, name):
+    """The file that an import of ``name`` from ``module`` runs last."""
+    folder = PACKAGE.parent.joinpath(*module.split("."))
+    files = folder / f"{name}.py", folder / name / "__init__.py", folder / "__init__.py", folder.with_suffix(".py")
+    return next(filter(Path.exists, files), None)
 
 
 def test_rooms_are_entered_by_their_doors():

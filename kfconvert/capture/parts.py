@@ -15,7 +15,7 @@ from itertools import count
 from torch import nn
 
 from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
-from ..region import CaptureError, Dimensions
+from ..region import CaptureError, Dimensions, Region
 from .captured import Capture, capture
 from .deadline import Budget
 from .own_writes import Change
@@ -126,7 +126,7 @@ class Parts:
     def _served(self, call: ExampleCall) -> set[nn.Module]:
         """The modules with captures that accept their inputs in ``call``, and all their submodules."""
         known = [captured for part in self.found for captured in part.captures]
-        refused = refusals(self._model, call, known) if known else {}
+        refused = refusals(self._model, call, _regions(known)) if known else {}
         accepting = [module for module, reason in refused.items() if reason is None]
         return {inner for module in accepting for inner in module.modules()}
 
@@ -192,7 +192,9 @@ class Parts:
         """Capture each module again whose guard rejects its inputs in ``call``: modules of one structure may have
         different inputs. Modules without a matching capture are refused."""
         captures = [captured for part in found for captured in part.captures]
-        refused = {m: reason for m, reason in refusals(self._model, call, captures).items() if reason is not None}
+        refused = {
+            m: reason for m, reason in refusals(self._model, call, _regions(captures)).items() if reason is not None
+        }
         if not refused:
             return
         self._calls |= observe(self._model, call, refused)
@@ -203,7 +205,7 @@ class Parts:
             part.captures = [captured for captured in part.captures if captured.module is not module]
             try:
                 again = self._capture_alike([module], module)
-                if refusals(self._model, call, again.captures).get(module) is not None:
+                if refusals(self._model, call, _regions(again.captures)).get(module) is not None:
                     raise CaptureError(f"its guard rejects its inputs: {reason}")
                 self.found.append(again)
             except CaptureError as error:
@@ -325,6 +327,10 @@ def choices(
 
 def _size_at(shape: tuple[int, ...] | None, dimension: int) -> int | None:
     return shape[dimension] if shape is not None and dimension < len(shape) else None
+
+
+def _regions(captures: Iterable[Capture]) -> list[tuple[nn.Module, Region]]:
+    return [(captured.module, captured.region) for captured in captures]
 
 
 def parents(path: str) -> list[str]:

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import CellType, MappingProxyType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_whole
-from ..region import given_as
+from ..region import Region, given_as
 from ..runtime import OF_EVERY_MODULE
 from ..torch_state import is_dense, is_transformed
 from .structure import inside
-
-if TYPE_CHECKING:
-    from .captured import Capture
 
 
 def outlines(model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module]) -> dict[nn.Module, ExampleCall]:
@@ -83,8 +80,10 @@ def kind_of(call: ExampleCall) -> Hashable:
     return repr(spec), tuple(kinds), given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
 
-def refusals(model: nn.Module, call: ExampleCall, captures: Iterable[Capture]) -> dict[nn.Module, str | None]:
-    """Return, by module, the reason why the guard of its capture rejects its inputs in ``call``; None where it accepts
+def refusals(
+    model: nn.Module, call: ExampleCall, regions: Iterable[tuple[nn.Module, Region]]
+) -> dict[nn.Module, str | None]:
+    """Return, by module, the reason why the guard of its region rejects its inputs in ``call``; None where it accepts
     one. Uncalled modules are missing.
 
     Raises:
@@ -92,16 +91,16 @@ def refusals(model: nn.Module, call: ExampleCall, captures: Iterable[Capture]) -
     """
     found: dict[nn.Module, str | None] = {}
 
-    def checked(captured: Capture) -> Callable[..., None]:
+    def checked(region: Region) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            leaves = captured.region.call.leaves(args, kwargs)
-            reason = "the call has other arguments" if leaves is None else captured.region.guard.refusal(leaves)
+            leaves = region.call.leaves(args, kwargs)
+            reason = "the call has other arguments" if leaves is None else region.guard.refusal(leaves)
             if reason is None or module not in found:
                 found[module] = reason
 
         return hook
 
-    handles = [c.module.register_forward_pre_hook(checked(c), with_kwargs=True) for c in captures]
+    handles = [module.register_forward_pre_hook(checked(region), with_kwargs=True) for module, region in regions]
     _run_once(model, call, handles)
     return found
 

@@ -7,13 +7,12 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from .names import NAMES, SIZES
+
 if TYPE_CHECKING:  # editors and type checkers do not evaluate __getattr__
     from .definition import Lesson, Level, lesson
     from .measuring import LessonResult, LevelResult, run
     from .showing import plot, table
-
-NAMES = ("add_mul_exp", "layer_norm", "linear_gelu", "attention", "transformer_block")
-SIZES = ("small", "full")
 
 _HOMES = {
     "Lesson": "definition",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import extension, kernels
-from . import NAMES
+from .names import NAMES
 
 Function = Callable[..., Tensor]
 

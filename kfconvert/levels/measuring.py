@@ -14,8 +14,8 @@ from ..accuracy import Reference, compare, one_line
 from ..inputs import ExampleCall
 from ..json_values import json_ready
 from ..profiling import KernelProfiler, Measurement, Speedup
-from . import SIZES
 from .definition import Function, Lesson, Level, lesson
+from .names import SIZES
 
 WARMUP, REPEAT = 3, 30
 # Errors up to this fraction of the result's largest value always pass, because the order of float32 sums causes them.

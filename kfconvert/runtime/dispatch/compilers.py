@@ -7,14 +7,11 @@ A compiled program of fused operators was slower than both the converted model a
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .original_forwards import originals_wanted
-
-if TYPE_CHECKING:
-    from .guarded import GuardedForward
 
 
 def traced_here() -> bool:
@@ -30,7 +27,7 @@ def traced_here() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def traced(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
+def traced(guarded: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return the outputs of a traced call."""
     if torch.compiler.is_dynamo_compiling():
         _warn_in_dynamo(id(guarded))
@@ -48,7 +45,7 @@ def _warn_in_dynamo(address: int) -> None:
     _warn(ctypes.cast(address, ctypes.py_object).value)
 
 
-def _warn(guarded: GuardedForward) -> None:
+def _warn(guarded: Any) -> None:
     """Warn once per model that a compiler traces its original forward. Train mode runs the original anyway."""
     if not (originals_wanted() or guarded.model.training):
         guarded.notices.compiled()

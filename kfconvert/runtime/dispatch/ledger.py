@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..recording.cuda_graphs import CudaGraphs
 from .notices import Notices
-
-if TYPE_CHECKING:
-    from .guarded import GuardedForward
 
 
 class Ledger:
@@ -20,7 +17,7 @@ class Ledger:
 
     def __init__(self, stats: dict[str, Any], notices: Notices, graphs: CudaGraphs):
         self.stats, self.notices, self.graphs = stats, notices, graphs
-        self.guarded: dict[str, GuardedForward] = {}
+        self.guarded: dict[str, Any] = {}  # of GuardedForward
         # The ``generate`` of the instance, which counts its calls; None where the model uses its class's method.
         self.generate: Any = None
 
