@@ -7,23 +7,6 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.dispatch.original_forwards import originals
-
-
-class Scaled(nn.Module):
-    """Reads plain attributes of several kinds, and writes the shape of its input to one."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-        self.scale = 2.0
-        self.activation = torch.relu
-        self.last_shape = None
-
-    def forward(self, x, shift=None):
-        self.last_shape = tuple(x.shape)
-        y = self.activation(self.linear(x)) * self.scale
-        return y if shift is None else y + shift
 
 
 class Outer(nn.Module):
@@ -44,11 +27,6 @@ def convert(model):
     return converter.convert_model(model, input_shape=(3, 16)), converter.conversion_stats
 
 
-@pytest.fixture
-def fused():
-    return convert(Outer(Scaled()).eval())[0]
-
-
 def original(model, *args):
     with torch.no_grad():
         return type(model).forward(model, *args)
@@ -61,28 +39,6 @@ def counts(model):
 def call(model, *args):
     with torch.no_grad():
         return model(*args)
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert")
-@pytest.mark.parametrize("train", [False, True])
-def test_what_the_forward_writes_itself_is_no_change(fused, train):
-    fused.train(train)
-    call(fused, X[:2], torch.ones(16))
-    fused.eval()
-    assert fused.inner.last_shape == (2, 16)
-    hits = counts(fused)["hits"]
-    torch.testing.assert_close(call(fused, X), original(fused, X))
-    assert counts(fused)["hits"] == hits + 1
-    fused.inner.scale = 3.0
-    torch.testing.assert_close(call(fused, X), original(fused, X))
-
-
-def test_what_the_original_writes_in_between_is_no_change(fused):
-    with originals():
-        call(fused, X[:2])
-    assert fused.inner.last_shape == (2, 16)
-    torch.testing.assert_close(call(fused, X), original(fused, X))
-    assert counts(fused) == {"hits": 1, "misses": {}}
 
 
 class Config:

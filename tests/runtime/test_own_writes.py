@@ -8,19 +8,55 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_models, stateful_models
+from support import small_models
 from support.state_changes import Alike, Subject
-from torch import nn
+from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
 
 
+class Writing(nn.Module):
+    """Its forward writes attributes: a schedule in training, and a peak in calls with a ``limit``, which no program
+    serves. ``paused`` is called there. (batch, 16) -> (batch, 16)"""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.rate, self.peak, self.other = 1.0, 0.0, 1.0
+        self.history: list[float] = [1.0]
+        self.unread = 0
+        self.paused: Callable[[], None] | None = None
+
+    def forward(self, x: Tensor, limit: float | None = None) -> Tensor:
+        if self.training:
+            self.rate = self.rate * 0.5
+            self.history[-1] = self.history[-1] + 1.0
+        if limit is not None:
+            self.peak = max(self.peak, limit)
+            self.unread = x.shape
+            if self.paused is not None:
+                self.paused()
+        y = torch.relu(self.linear(x)) * self.rate + self.peak
+        return y * self.other * self.history[-1]
+
+
+class Outer(nn.Module):
+    """Something around another model."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner, self.head = inner, nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, limit: float | None = None) -> Tensor:
+        return nn.functional.gelu(self.head(self.inner(x, limit)))
+
+
 @cache
 def _made(nested: bool) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
-    model = stateful_models.Writing()
-    model = (stateful_models.Outer(model) if nested else model).eval()
+    model = Writing()
+    model = (Outer(model) if nested else model).eval()
     return model, small_models.convert(model, example_inputs=(X,), validate_accuracy=False)
 
 
@@ -29,8 +65,8 @@ def both(request):
     return Alike(*(Subject(model, lambda seed: (X,)) for model in copy.deepcopy(_made(request.param))))
 
 
-def writing(model: nn.Module) -> stateful_models.Writing:
-    return next(module for module in model.modules() if isinstance(module, stateful_models.Writing))
+def writing(model: nn.Module) -> Writing:
+    return next(module for module in model.modules() if isinstance(module, Writing))
 
 
 def with_limit(limit: float):

@@ -142,42 +142,6 @@ class Blocks(nn.Module):
         return x
 
 
-class Writing(nn.Module):
-    """Its forward writes attributes: a schedule in training, and a peak in calls with a ``limit``, which no program
-    serves. ``paused`` is called there. (batch, 16) -> (batch, 16)"""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-        self.rate, self.peak, self.other = 1.0, 0.0, 1.0
-        self.history: list[float] = [1.0]
-        self.unread = 0
-        self.paused: Callable[[], None] | None = None
-
-    def forward(self, x: Tensor, limit: float | None = None) -> Tensor:
-        if self.training:
-            self.rate = self.rate * 0.5
-            self.history[-1] = self.history[-1] + 1.0
-        if limit is not None:
-            self.peak = max(self.peak, limit)
-            self.unread = x.shape
-            if self.paused is not None:
-                self.paused()
-        y = torch.relu(self.linear(x)) * self.rate + self.peak
-        return y * self.other * self.history[-1]
-
-
-class Outer(nn.Module):
-    """Something around another model."""
-
-    def __init__(self, inner: nn.Module):
-        super().__init__()
-        self.inner, self.head = inner, nn.Linear(16, 4)
-
-    def forward(self, x: Tensor, limit: float | None = None) -> Tensor:
-        return F.gelu(self.head(self.inner(x, limit)))
-
-
 def attention() -> nn.Module:
     torch.manual_seed(0)
     return Attention().eval()
@@ -191,11 +155,6 @@ def stateful() -> nn.Module:
 def blocks() -> nn.Module:
     torch.manual_seed(0)
     return Blocks().eval()
-
-
-def writing() -> nn.Module:
-    torch.manual_seed(0)
-    return Outer(Writing()).eval()
 
 
 def spread(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -221,6 +180,4 @@ def arguments(model: nn.Module, seed: int = 0) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     if isinstance(model, (Attention, Stateful, Blocks)):
         return (torch.randn(2, 5, 16, generator=generator),)
-    if isinstance(model, (Outer, Writing)):
-        return (torch.randn(3, 16, generator=generator),)
     return tuple(small_models.inputs_of(model, seed=seed).values())

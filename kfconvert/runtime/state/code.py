@@ -139,7 +139,7 @@ class CodeWalk:
             self.containers.setdefault(name, value)
 
     def _function(self, function: types.FunctionType) -> None:
-        self._found[id(function), CODE] = (function.__qualname__, (function, CODE, function.__code__))
+        self._found[id(function), CODE] = ((function, CODE, function.__code__), _reason(function.__qualname__))
         names = names_in(function.__code__)
         self._names |= names
         if "__class__" in function.__code__.co_freevars:
@@ -164,7 +164,11 @@ class CodeWalk:
                 self._globals(vars(value), value.__name__, names, seen)
 
     def _note(self, store: dict[str, Any], key: str, name: str) -> None:
-        self._found.setdefault((id(store), key), (f"{name}.{key}", (store, key, store.get(key, MISSING))))
+        self._found.setdefault((id(store), key), ((store, key, store.get(key, MISSING)), _reason(f"{name}.{key}")))
+
+
+def _reason(name: str) -> str:
+    return f"{name} was replaced after the conversion; convert it again"
 
 
 def _is_followed(module: str | None) -> bool:

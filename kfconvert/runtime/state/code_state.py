@@ -13,8 +13,6 @@ from .code import CodeWalk
 from .references import Holdings
 from .watch import Places
 
-_REPLACED = "was replaced after the conversion; convert it again"
-
 # Switches that code can read.
 _SWITCHES: dict[str, Callable[[], Any]] = {
     "is_inference_mode_enabled": torch.is_inference_mode_enabled,
@@ -52,7 +50,7 @@ class Code:
         self.asked_for = frozenset(walk.asked_for)
         self.functions = walk.functions()
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
-        self.places = Places((entry, f"{name} {_REPLACED}") for name, entry in walk.entries())
+        self.places = Places(walk.entries())
         self.places.change()  # resolves the attribute dicts of the entries
 
     def switched(self) -> str | None:

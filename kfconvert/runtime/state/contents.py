@@ -15,8 +15,9 @@ from .fingerprint import fingerprints
 from .references import OF_CONVERSION, OF_EVERY_MODULE, is_config_dict, items
 from .watch import ITEMS, MISSING, TYPE, Entry
 
-# (description of the path to the container, entry)
-Found = tuple[str, Entry]
+CHANGED = "was changed after the conversion; convert it again"
+# An entry, and the reason for which a change of it matters.
+Found = tuple[Entry, str]
 
 # The maximum depth of watched nested containers.
 _DEPTH = 4
@@ -40,15 +41,19 @@ class _Numbers:
 
 
 def first_different(compared: list[tuple[str, Any, Any]], closely: bool = False) -> str | None:
-    """The name of the first set or tensor whose content has changed, None where there is none.
+    """The reason for the first set or tensor whose content has changed, None where there is none.
 
     Args:
         closely: also compare tensors without a detectable write.
     """
     for name, value, known in compared:
         if not (known.are_in(value, closely) if type(known) is _Numbers else is_equal(frozenset(value), known)):
-            return name
+            return _reason(name)
     return None
+
+
+def _reason(name: str) -> str:
+    return f"the content of {name} {CHANGED}"
 
 
 class Contents:
@@ -84,31 +89,32 @@ class Contents:
         elif self._names_read is not None and isinstance(value, dict) and is_config_dict(value):
             for key in self._names_read:
                 held = dict.get(value, key, MISSING)
-                yield name, (value, key, held)
+                yield (value, key, held), _reason(name)
                 yield from self.of(f"{name}.{key}", held, depth + 1)
         else:
             if isinstance(value, list):
-                yield name, (value, ITEMS, tuple(value))
+                yield (value, ITEMS, tuple(value)), _reason(name)
             elif isinstance(value, dict):
                 yield from self._of_dict(name, value)
             for item in items(value):
                 yield from self.of(name, item, depth + 1)
 
     def _of_dict(self, name: str, value: dict[Any, Any]) -> Iterator[Found]:
-        yield name, (value, ITEMS, tuple(dict.__iter__(value)))
+        yield (value, ITEMS, tuple(dict.__iter__(value))), _reason(name)
         for key, item in list(dict.items(value)):
-            yield name, (value, key, item)
+            yield (value, key, item), _reason(name)
 
     def _of_module(self, name: str, module: nn.Module, depth: int) -> Iterator[Found]:
+        reason = _reason(name)
         for inner in module.modules():
             if inner is not module and id(inner) in self._seen:
                 continue
             self._seen[id(inner)] = inner
-            yield name, (inner, TYPE, type(inner))
+            yield (inner, TYPE, type(inner)), reason
             for key, held in list(vars(inner).items()):
                 if key in OF_CONVERSION:
                     continue
-                yield name, (inner, key, held)
+                yield (inner, key, held), reason
                 if key not in OF_EVERY_MODULE and not isinstance(held, Tensor):
                     yield from self.of(f"{name}.{key}", held, depth + 1)
                 elif isinstance(held, dict):  # parameters, buffers, submodules and hooks

@@ -21,7 +21,6 @@ from .output_recording import recorded_outputs, wanted_outputs
 from .references import Holdings, configurations
 from .watch import SIZE, Places, Watch
 from .watched_places import (
-    CHANGED,
     REPLACED,
     entries_of_attributes,
     entries_of_children,
@@ -130,10 +129,9 @@ class ModelState:
             return reason
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
-        closely = self._is_to_look_closely()
-        different = first_different(self.compared, closely)
-        if different is not None:
-            return f"the content of {different} {CHANGED}"
+        reason = first_different(self.compared, self._is_to_look_closely())
+        if reason is not None:
+            return reason
         reason = self.unread.change(root) or self._changed_attribute(root) or self.code.refusal()
         if reason is not None:
             return reason

@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from ...region import Read
 from .authors import is_of_project
 from .configuration import HELD_BY_ALL, names_by_class
-from .contents import Contents, Found
+from .contents import CHANGED, Contents, Found
 from .hooks import HOOK_KINDS
 from .references import OF_CONVERSION, OF_EVERY_MODULE, OfConversion
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry
@@ -25,7 +25,6 @@ _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_f
 # The tensors without data by which torch.export replaces a model's tensors.
 OF_EXPORT = (FakeTensor, FunctionalTensor)
 REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
-CHANGED = "was changed after the conversion; convert it again"
 
 
 def holder_of(module: nn.Module, root: nn.Module) -> Any:
@@ -51,7 +50,7 @@ def entries_of_children(module: nn.Module, model: nn.Module) -> Iterator[Entry]:
     yield from ((module._modules, name, child) for name, child in module._modules.items())
 
 
-def entries_of_structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
+def entries_of_structure(model: nn.Module) -> Iterator[Found]:
     """Entries for the classes, forwards and dicts of all modules, and for parameters and buffers that are None."""
     for module in model.modules():
         for store in (module._parameters, module._buffers):
@@ -76,14 +75,14 @@ def is_own_forward(held: Any, expected: Any) -> bool:
     return expected is MISSING and is_of_instance and held.__func__ is getattr(type(module), "forward", None)
 
 
-def entries_of_sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
+def entries_of_sizes(model: nn.Module) -> Iterator[Found]:
     """Entries for the number and order of each module's parameters and buffers."""
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             yield (store, ITEMS, tuple(store)), "its parameters or buffers changed after conversion; convert it again"
 
 
-def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
+def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[Found]:
     """Entries for the modes of modules that hold tensors themselves (``owners``), or of all others."""
     for module in model.modules():
         if bool(module._parameters or module._buffers) is owners:
@@ -93,7 +92,7 @@ def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, st
 
 def entries_of_attributes(
     model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents, looks: bool
-) -> Iterator[tuple[Entry, str]]:
+) -> Iterator[Found]:
     # Programs read tensors among the attributes again in every call, but a tensor of several modules at one place only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
     by_class = names_by_class(reads)
@@ -116,7 +115,7 @@ def entries_of_attributes(
                 # The list holds the module's parameters, which the code only computes with: contents do not matter.
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {CHANGED}"
             elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
-                yield from _reasons(contents.of(name, value))
+                yield from contents.of(name, value)
 
 
 def _unwatched(kind: type) -> frozenset[str]:
@@ -128,9 +127,7 @@ def _children_of(module: nn.Module) -> set[str]:
     return module._modules.keys() | module._parameters.keys() | module._buffers.keys()
 
 
-def entries_of_unread(
-    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]]
-) -> Iterator[tuple[Entry, str]]:
+def entries_of_unread(model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]]) -> Iterator[Found]:
     """Entries for parameters and buffers whose properties, such as the shape, the code reads without computing."""
     by_class = names_by_class(reads)
     for path, key in sorted(slots):
@@ -154,26 +151,19 @@ def _kind_of(tensor: Tensor) -> tuple[Any, ...]:
     return kind, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
-def _reasons(found: Iterable[Found]) -> Iterator[tuple[Entry, str]]:
-    for name, entry in found:
-        yield entry, f"the content of {name} {CHANGED}"
-
-
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     for store in (module._parameters, module._buffers, vars(module)):
         yield from (value for value in store.values() if isinstance(value, Tensor))
 
 
-def entries_of_settings(
-    configurations: Iterable[Any], reads: frozenset[Read], contents: Contents
-) -> Iterator[tuple[Entry, str]]:
+def entries_of_settings(configurations: Iterable[Any], reads: frozenset[Read], contents: Contents) -> Iterator[Found]:
     names = sorted(name for name in reads if isinstance(name, str) and name != "__dict__")
     for config in configurations:
         yield (config, TYPE, type(config)), f"the class of an object of the model {CHANGED}"
         for name in names:
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {CHANGED}"
-            yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
+            yield from contents.of(f"{name} in the configuration of the model", value)
 
 
 def tied_places(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
