@@ -68,19 +68,6 @@ def a_bias_that_broadcasts(subject: Subject, linear: nn.Linear) -> Undo:
     return assigned(linear, "bias", nn.Parameter(torch.ones(1, dtype=linear.bias.dtype)))
 
 
-@change(of(nn.Linear))
-def one_feature(subject: Subject, linear: nn.Linear) -> Undo:
-    """A weight and a bias whose product broadcasts in some places; in others the original raises."""
-    before = linear.weight, linear.bias
-    linear.weight = nn.Parameter(noise(linear.weight[:1]))
-    linear.bias = None if linear.bias is None else nn.Parameter(noise(linear.bias[:1]))
-
-    def undo() -> None:
-        linear.weight, linear.bias = before
-
-    return undo
-
-
 def _alike(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
     """Pairs of modules whose weights have one shape."""
     modules = [m for m in having("weight")(model) if isinstance(m.weight, nn.Parameter)]

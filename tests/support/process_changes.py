@@ -44,13 +44,7 @@ _HOOKED = (nn.Linear, nn.Conv2d, nn.GELU)
 
 _HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     "forward hook": lambda m: m.register_forward_hook(lambda m, i, o: scaled_outputs(o)),
-    "forward hook with keywords": lambda m: m.register_forward_hook(
-        lambda m, i, k, o: scaled_outputs(o), with_kwargs=True
-    ),
     "forward pre-hook": lambda m: m.register_forward_pre_hook(lambda m, i: scaled_outputs(i)),
-    "forward pre-hook with keywords": lambda m: m.register_forward_pre_hook(
-        lambda m, i, k: (scaled_outputs(i), scaled_outputs(k)), with_kwargs=True
-    ),
 }
 _BACKWARD_HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     "full backward hook": lambda m: m.register_full_backward_hook(lambda m, i, o: scaled_outputs(i)),

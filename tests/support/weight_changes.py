@@ -115,12 +115,10 @@ def _moved(subject: Subject, dtype: torch.dtype, *, swap: bool = False) -> Undo:
     return lambda: move(before)
 
 
-for _dtype in (torch.float64, torch.float16, torch.bfloat16):
-    for _swap in (False, True):
-        _title = f"moved to {_dtype}" + (" by swapping" if _swap else "")
-        change(weighted, _title, threads=not _swap, visible=False)(
-            lambda subject, model, dtype=_dtype, swap=_swap: _moved(subject, dtype, swap=swap)
-        )
+for _dtype, _swap in ((torch.float64, False), (torch.float16, True), (torch.bfloat16, False)):
+    change(weighted, f"moved to {_dtype}" + (" by swapping" if _swap else ""), threads=not _swap, visible=False)(
+        lambda subject, model, dtype=_dtype, swap=_swap: _moved(subject, dtype, swap=swap)
+    )
 
 
 @weights(weighted)
