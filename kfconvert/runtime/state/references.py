@@ -41,7 +41,7 @@ class Holdings:
 
     ``outside``: the distinct unregistered modules, such as those of a larger model around it; ``configurations``: the
     distinct plain objects, such as a ``config``; ``config_dicts``: the configurations that are dicts; ``functions``:
-    the callables except modules, and the Python modules.
+    the callables except modules.
     """
 
     def __init__(self, model: nn.Module):
@@ -52,11 +52,7 @@ class Holdings:
         found = reached(_attributes([*own, *self.outside]))
         self.configurations = [value for value in found if is_plain_object(value)]
         self.config_dicts = [value for value in found if is_config_dict(value)]
-        self.functions = [
-            value
-            for value in found
-            if (callable(value) and not isinstance(value, nn.Module)) or isinstance(value, types.ModuleType)
-        ]
+        self.functions = [value for value in found if callable(value) and not isinstance(value, nn.Module)]
 
 
 def configurations(model: nn.Module) -> list[Any]:
