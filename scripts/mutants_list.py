@@ -71,8 +71,8 @@ FAULTS = (
     ),
     Fault(
         "layer norms have the usual eps",
-        'live.get("bias"), captures["eps"], activation)',
-        'live.get("bias"), 1e-5, activation)',
+        'eps=captures["eps"],',
+        "eps=1e-5,",
     ),
     Fault("autocast narrows float64", "        and arg.dtype != torch.float64\n", ""),
     Fault(

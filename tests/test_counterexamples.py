@@ -54,18 +54,6 @@ FOUND: dict[str, Description] = {
         outputs=(1,),
         dtype="bfloat16",
     ),
-    # Of a row of equal values the norm left what rounding had left over in their mean.
-    "norm_of_equal_values": Description(
-        steps=(
-            Step("linear", options={"features": 6, "bias": True}),
-            Step("activation", (1,), {"form": ("relu", "functional")}),
-            Step("linear", (2,), {"features": 1, "bias": False}),
-            Step("activation", (3,), {"form": ("silu", "functional")}),
-            Step("binary", (4, 2), {"kind": "where"}),
-            Step("layer_norm", (5,), {"last": 1, "affine": False, "bias": False}),
-        ),
-        outputs=(6,),
-    ),
     # A model that casts by itself was its own truth: the zeros of a norm over one value were wrong beside its rounding.
     "norm_of_one_value_cast": Description(
         inputs=(Input("ids"), Input("ids")),
@@ -81,24 +69,6 @@ FOUND: dict[str, Description] = {
         outputs=(8, 5),
         packed="optional",
         form="dict",
-    ),
-    # Of a norm over one value, what rounding left of zeros in a few of the values was the truth for those.
-    "norm_of_one_value_in_half": Description(
-        inputs=(Input("signal"),),
-        steps=(
-            Step("view", options={"kind": "all"}),
-            Step("linear", (1,), {"features": 1, "bias": False}),
-            Step("batch_norm", (2,), {"affine": True, "tracked": True}),
-            Step("activation", (3,), {"form": ("silu", "written")}),
-            Step("activation", (4,), {"form": ("relu6", "functional")}),
-            Step("layer_norm", (5,), {"last": 1, "affine": False, "bias": False}),
-            Step("batch_norm", (6,), {"affine": True, "tracked": True}),
-            Step("binary", (7, 7), {"kind": "scaled"}),
-        ),
-        outputs=(8, 7, 6),
-        packed="arguments",
-        form="list",
-        dtype="float16",
     ),
     # Its largest error on four inputs was by chance twice the original's, its mean error smaller: nothing was fused.
     "unlucky_largest_error": Description(
@@ -147,46 +117,6 @@ FOUND: dict[str, Description] = {
             Step("activation", (4,), {"form": ("gelu", "functional")}),
         ),
         outputs=(5,),
-    ),
-    # The batch's statistics of equal rows leave nothing but rounding, of which there may be more.
-    "nothing_but_rounding": Description(
-        inputs=(Input("rows", "expanded"),),
-        steps=(
-            Step("square_linear", options={"bias": False}),
-            Step("binary", (1, 1), {"kind": "add"}),
-            Step("layer_norm", (2,), {"last": 1, "affine": False, "bias": False}),
-            Step("batch_norm", (3,), {"affine": False, "tracked": False}),
-        ),
-        outputs=(4,),
-    ),
-    # Of so few values the largest error of the captured graph was more than the original's by chance.
-    "few_values": Description(
-        inputs=(Input("signal"),),
-        steps=(
-            Step("transposed_linear", options={"features": 6}),
-            Step("batch_norm", (1,), {"affine": True, "tracked": False}),
-            Step("activation", (2,), {"form": ("gelu_tanh", "written")}),
-            Step("activation", (3,), {"form": ("gelu", "module")}),
-            Step("conv1d", (4,), {**_CONV, "padding": "same", "dilation": 2, "grouped": True, "bias": True}),
-            Step("batch_norm", (5,), {"affine": True, "tracked": False}, like=1),
-            Step("activation", (6,), {"form": ("relu", "functional")}),
-            Step("view", (7,), {"kind": "transpose"}),
-        ),
-        outputs=(8,),
-        dtype="float16",
-    ),
-    # A norm of nearly equal values in float64 was refused, rightly, but with nothing about their rounding.
-    "norm_of_noise": Description(
-        inputs=(Input("sequence"), Input("rows", "expanded")),
-        steps=(
-            Step("cast", (1,), {"dtype": "float64"}),
-            Step("batch_norm", (2,), {"affine": False, "tracked": False}),
-            Step("activation", (3,), {"form": ("sigmoid", "functional")}),
-            Step("layer_norm", (4,), {"last": 1, "affine": False, "bias": False}),
-            Step("number", (5,), {"kind": "add"}),
-            Step("square_linear", (6,), {"bias": False}),
-        ),
-        outputs=(7,),
     ),
 }
 

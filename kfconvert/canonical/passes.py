@@ -30,7 +30,7 @@ from .contiguous import drop_kept_contiguous, lies_in_output
 from .masks import drop_true_masks, drop_zero_masks
 from .products import spell_products
 from .repeated_heads import share_heads
-from .views import mark_lost, mark_views
+from .views import mark_views, views_to_reshapes
 
 
 def canonicalise(graph: fx.Graph) -> None:
@@ -39,11 +39,9 @@ def canonicalise(graph: fx.Graph) -> None:
     Raises:
         CaptureError: the graph writes to an argument, a parameter or a buffer of the model.
     """
-    views = mark_views(graph)
     for rewrite in PASSES:
         rewrite(graph)
     graph.eliminate_dead_code(has_effect)
-    mark_lost(graph, views)
     graph.lint()
 
 
@@ -186,15 +184,6 @@ def drop_copies_of_collectives(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def views_to_reshapes(graph: fx.Graph) -> None:
-    """Replaces views with reshapes. A view raises for channels-last tensors that a reshape copies. See ``views``."""
-    for node in graph.nodes:
-        if node.target is aten.view.default:
-            node.target = aten.reshape.default
-        elif node.target is aten.view_as.default:
-            node.target = aten.reshape_as.default
-
-
 def addmm_to_linear(graph: fx.Graph) -> None:
     """Replaces ``reshape(addmm(b, reshape(x, [-1, K]), W), [..., N])``, as in GPT-2, with ``linear(x, W.t(), b)``."""
     flat = Op(aten.reshape.default, Var("x"), Var("flat"), name="flattened")
@@ -236,6 +225,7 @@ def spell_activations(graph: fx.Graph) -> None:
 
 
 PASSES: tuple[Callable[[fx.Graph], None], ...] = (
+    mark_views,
     drop_trace_checks,
     spell_sizes,
     drop_kept_contiguous,

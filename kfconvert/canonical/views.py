@@ -1,25 +1,30 @@
-"""Views that raise for other memory layouts of their argument. They become reshapes, so patterns need only one of both.
-Marks on the nodes let a program raise if the original does."""
+"""Views that raise for other memory layouts of their argument. They become reshapes, so patterns need only one of both,
+and the inputs that they depend on must have the memory layout of the example."""
 
 from __future__ import annotations
 
 from torch import Tensor, fx
 
-from ..graph import aten, mark_laid_out, mark_view, only_splits
+from ..graph import aten, mark_laid_out, only_splits
 from .contiguous import always_contiguous
 
+_RESHAPES = {aten.view.default: aten.reshape.default, aten.view_as.default: aten.reshape_as.default}
 
-def mark_views(graph: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
-    """Marks the views of ``graph`` that may raise for inputs with another layout than in the trace. Returns these,
-    each with the inputs that it depends on."""
+
+def mark_views(graph: fx.Graph) -> None:
+    """Marks the inputs for whose other layouts a view may raise."""
     settled = settled_layouts(graph)
-    found = []
     for node in graph.nodes:
-        if node.target in (aten.view.default, aten.view_as.default) and node.args[0] not in settled:
+        if node.target in _RESHAPES and node.args[0] not in settled:
             if not only_splits(node.args[0].meta["val"].shape, node.meta["val"].shape):
-                mark_view(node)
-                found.append((node, [each for each in unsettled(node, settled) if each.op == "placeholder"]))
-    return found
+                for each in unsettled(node, settled):
+                    if each.op == "placeholder":
+                        mark_laid_out(each)
+
+
+def views_to_reshapes(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        node.target = _RESHAPES.get(node.target, node.target)
 
 
 def settled_layouts(graph: fx.Graph) -> set[fx.Node]:
@@ -44,16 +49,6 @@ def unsettled(node: fx.Node, settled: set[fx.Node]) -> list[fx.Node]:
                 found[value] = None
                 pending.append(value)
     return list(found)
-
-
-def mark_lost(graph: fx.Graph, marked: list[tuple[fx.Node, list[fx.Node]]]) -> None:
-    """Marks the inputs of ``graph`` that must have the traced layout, because a ``marked`` view of them was
-    replaced by another call."""
-    nodes = set(graph.nodes)
-    for view, inputs in marked:
-        if view not in nodes:
-            for node in inputs:
-                mark_laid_out(node)
 
 
 def _has_layout(value: object) -> bool:

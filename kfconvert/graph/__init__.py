@@ -5,10 +5,8 @@ from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
 from .layouts import (
     is_laid_out,
-    is_marked_view,
     mark_laid_out,
     mark_orders,
-    mark_view,
     marked_order,
     only_splits,
     order_in_memory,
@@ -40,7 +38,6 @@ __all__ = [
     "fixed_size",
     "has_effect",
     "is_laid_out",
-    "is_marked_view",
     "is_of_module",
     "is_parameter",
     "is_to_memory_format",
@@ -52,7 +49,6 @@ __all__ = [
     "mark_location",
     "mark_orders",
     "mark_storage",
-    "mark_view",
     "mark_weights",
     "marked_order",
     "module_path",

@@ -42,15 +42,6 @@ def marked_order(node: fx.Node) -> list[int] | None:
     return node.meta.get("kfconvert_order")
 
 
-def mark_view(node: fx.Node) -> None:
-    """Marks a reshape that replaces a view in the model's code, which raises for some layouts of its argument."""
-    node.meta["kfconvert_view"] = True
-
-
-def is_marked_view(node: fx.Node) -> bool:
-    return node.meta.get("kfconvert_view", False)
-
-
 def mark_laid_out(node: fx.Node) -> None:
     """Marks an input that must have the traced memory layout."""
     node.meta["kfconvert_laid_out"] = True

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .aliases import Aliases, aliased_arguments, written_arguments
+from .aliases import Aliases
 from .layouts import only_splits
 from .trees import arguments, aten
 
@@ -19,14 +19,9 @@ _OF_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.def
 
 def written_by_layout(graph: fx.Graph) -> list[fx.Node]:
     """Returns the operators for which the argument's layout decides whether a write is visible: the graph writes their
-    argument or result in place, and reads the other later."""
+    argument or result in place."""
     aliases = Aliases(graph)
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    return [
-        node
-        for node in graph.nodes
-        if aliases.is_written(node) and _shares_by_layout(node) and _is_seen(node, aliases.members(node), order)
-    ]
+    return [node for node in graph.nodes if aliases.is_written(node) and _shares_by_layout(node)]
 
 
 def _shares_by_layout(node: fx.Node) -> bool:
@@ -49,22 +44,3 @@ def is_to_memory_format(node: fx.Node) -> bool:
 def _given(node: fx.Node, name: str) -> Any:
     names = [argument.name for argument in node.target._schema.arguments]
     return arguments(node)[names.index(name)]
-
-
-def _is_seen(node: fx.Node, members: list[fx.Node], order: dict[fx.Node, int]) -> bool:
-    """Whether either the result of ``node`` or one of ``members``, which may share memory with it, is written, and the
-    other is read later."""
-    made = {node}
-    for member in members:
-        aliased = aliased_arguments(member)
-        if not made.isdisjoint(aliased or member.all_input_nodes):
-            made.add(member)
-    sides = made, set(members) - made
-    writers = [(user, each) for each in members for user in each.users if each in written_arguments(user)]
-    return any(
-        order[user] >= order[writer]
-        for writer, written in writers
-        if order[writer] > order[node]
-        for each in sides[written in made]
-        for user in each.users
-    )

@@ -17,7 +17,6 @@ from ..graph import (
     draws,
     has_effect,
     is_laid_out,
-    is_marked_view,
     is_weight,
     lower,
     marked_order,
@@ -57,7 +56,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     _restore_layout(graph, output, region, copies, sites, anew, written)
     behind = _readers_behind(region.graph, sites, as_fused, written)
     _keep_layout_of_arguments(graph, channels_last, copies, as_fused, behind)
-    laid_out = _fail_alike(region, bool(sites), behind, copies, settled)
+    laid_out = _laid_out_inputs(region, bool(sites), behind, settled)
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
@@ -221,14 +220,14 @@ _OF_MEMORY = (
 
 
 def _readers_behind(graph: fx.Graph, sites: list[Site], as_fused: set[fx.Node], written: list[fx.Node]) -> set[fx.Node]:
-    """Views that may raise, layout-dependent operators, and operators that are ``written`` through. They must have an
-    argument in ``as_fused`` (layout of fused modules) or be in a fused module. All other operators read the original
-    layout for any inputs."""
+    """Layout-dependent operators, and operators that are ``written`` through. They must have an argument in
+    ``as_fused`` (layout of fused modules) or be in a fused module. All other operators read the original layout for any
+    inputs."""
     covered = {node for site in sites for node in site.match.nodes}
     return {
         node
         for node in graph.nodes
-        if (is_marked_view(node) or _reads_layout(node) or node in written)
+        if (_reads_layout(node) or node in written)
         and (node in covered or not as_fused.isdisjoint(node.all_input_nodes))
     }
 
@@ -284,20 +283,14 @@ def _lay_out_value(graph: fx.Graph, value: fx.Node, readers: set[fx.Node] | None
         value.replace_all_uses_with(restored, readers.__contains__)
 
 
-def _fail_alike(
-    region: Region, has_sites: bool, behind: set[fx.Node], copies: dict[fx.Node, fx.Node], settled: set[fx.Node]
-) -> tuple[int, ...]:
-    """Makes views raise in the program if they raise in the original, for other input layouts than the example's.
-    Returns the flat inputs that must have the example's layout, because fused modules separate them from a view or a
-    layout-dependent operator ``behind`` them."""
+def _laid_out_inputs(region: Region, has_sites: bool, behind: set[fx.Node], settled: set[fx.Node]) -> tuple[int, ...]:
+    """Returns the flat inputs that must have the example's layout: those that views depend on, which may raise for
+    others, and those that fused modules separate from a layout-dependent operator ``behind`` them."""
     found = {node for node in region.graph.nodes if is_laid_out(node)}
     if has_sites and region.is_read_by_layout:
         found.update(node for node in region.graph.nodes if isinstance(node.meta.get("val"), Tensor))
-    for node in region.graph.nodes:
-        if node in behind:
-            found.update(each for each in unsettled(node, settled) if each.op == "placeholder")
-        elif is_marked_view(node):
-            copies[node].target = aten.view_as.default if node.target is aten.reshape_as.default else aten.view.default
+    for node in behind:
+        found.update(each for each in unsettled(node, settled) if each.op == "placeholder")
     names = {node.name for node in found}
     return tuple(index for index, name in enumerate(region.inputs) if name in names)
 

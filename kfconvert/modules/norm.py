@@ -84,20 +84,6 @@ class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):  # type: ignore[misc]  # 
     :class:`FusedLayerNorm`.
     """
 
-    def __init__(
-        self,
-        normalized_shape,
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        activation: str | None = None,
-        return_sum: bool = False,
-        device=None,
-        dtype=None,
-    ):
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, activation, device, dtype)
-        self._set_options(return_sum)
-
     def _kernel(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
         return layer_norm_act(
             x,

@@ -48,7 +48,12 @@ class FusedNorm(FusedModule):
 
 
 class AddsResidual(FusedNorm):
-    """A mixin before another FusedNorm: computes the norm of ``x + residual``, with ``return_sum`` also the sum."""
+    """A mixin before another FusedNorm, whose arguments it takes: computes the norm of ``x + residual``, with
+    ``return_sum`` also the sum."""
+
+    def __init__(self, normalized_shape, *arguments, return_sum: bool = False, **options):
+        super().__init__(normalized_shape, *arguments, **options)
+        self.return_sum = return_sum
 
     def _set_options(self, return_sum: bool = False, **options) -> None:
         super()._set_options(**options)

@@ -68,20 +68,6 @@ class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):  # type: ignore[misc]  # its 
     :class:`FusedRMSNorm`.
     """
 
-    def __init__(
-        self,
-        normalized_shape,
-        eps: float = 1e-6,
-        elementwise_affine: bool = True,
-        activation: str | None = None,
-        offset: float = 0.0,
-        return_sum: bool = False,
-        device=None,
-        dtype=None,
-    ):
-        super().__init__(normalized_shape, eps, elementwise_affine, activation, offset, device, dtype)
-        self._set_options(return_sum, offset=offset)
-
     def _kernel(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
         return rms_norm_act(
             x,

@@ -23,14 +23,11 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..graph import (
-    aten,
     is_laid_out,
-    is_marked_view,
     location,
     mark_laid_out,
     mark_location,
     mark_storage,
-    mark_view,
     module_path,
     storage_of,
 )
@@ -130,8 +127,6 @@ class _Writer:
             stored["location"] = place
         if "kfconvert_order" in node.meta:
             stored["order"] = list(node.meta["kfconvert_order"])
-        if is_marked_view(node):
-            stored["view"] = True
         if is_laid_out(node):
             stored["laid_out"] = True
         return stored
@@ -314,8 +309,6 @@ class _Reader:
             mark_storage(node, stored["storage"])
         if "order" in stored:
             node.meta["kfconvert_order"] = stored["order"]
-        if stored.get("view") and node.target is aten.reshape.default:
-            mark_view(node)
         if stored.get("laid_out"):
             mark_laid_out(node)
         return node

@@ -26,7 +26,8 @@ def arguments(cls):
     others |= {"gate": nn.Linear(4, 4), "up": nn.Linear(4, 4), **REQUIRED}
     others |= {"in_proj": nn.Linear(4, 12), "out_proj": nn.Linear(4, 4), "heads": 2}
     parameters = inspect.signature(cls).parameters.values()
-    return {p.name: others[p.name] for p in parameters if p.default is p.empty and p.kind != p.VAR_POSITIONAL}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {p.name: others[p.name] for p in parameters if p.default is p.empty and p.kind not in several}
 
 
 @pytest.mark.parametrize(("cls", "parameter"), CASES)

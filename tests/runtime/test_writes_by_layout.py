@@ -135,19 +135,6 @@ def test_all_readers_of_a_value_that_is_returned_find_what_was_written(kind):
         assert not fused.kfconvert_info()["guard"]["misses"]
 
 
-def test_writes_that_nobody_reads_otherwise_keep_the_calls_of_all_layouts():
-    def read(v, head):
-        u = (v * 2).flatten(1)
-        u[:, :2] = 3.0
-        return head(u.view(v.shape))
-
-    for kind in (Images, Norms):
-        model = kind(read).eval()
-        fused = convert(model, X)
-        assert_alike(model, fused, X)
-        assert not fused.kfconvert_info()["guard"]["misses"]
-
-
 class Transposed(Norms):
     """The norm's argument lies otherwise than in order for inputs of all layouts."""
 
