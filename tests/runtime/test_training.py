@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import stateful_models
 from support.selection import each_once, exhaustive
-from support.small_models import Gate, assert_valid, bert, cnn, convert, converted, guard, inputs_of, llama
+from support.small_models import Gate, assert_valid, cnn, convert, converted, guard, inputs_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,16 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from kfconvert.accuracy.comparison import ERROR_RATIO
 from kfconvert.runtime.dispatch.guarded import IN_TRAINING
 from kfconvert.runtime.state.model_state import ModelState
-
-
-@pytest.fixture
-def dropping(original, fused):
-    """The original and the converted model, with dropout."""
-    for model in (original, fused):
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.5
-    return original, fused
 
 
 def loss(model: nn.Module, inputs: dict | None = None) -> Tensor:
@@ -66,10 +56,6 @@ def assert_gradients_as_accurate(original: nn.Module, fused: nn.Module) -> None:
 
 
 # Gradients
-
-
-def test_gradients_in_train_mode(original, fused):
-    assert_gradients_as_accurate(original.train(), fused.train())
 
 
 def test_gradients_in_eval_mode(original, fused):
@@ -148,27 +134,6 @@ def test_frozen_parameters_stay(original, fused):
 # Modes
 
 
-@pytest.mark.parametrize("make", [cnn, bert])
-def test_dropout_draws_in_train_mode_only(dropping):
-    original, fused = dropping
-    assert_same_values(gradients(original.train()), gradients(fused.train()))
-    first, second = gradients(fused, seed=4), gradients(fused, seed=5)
-    assert any(not torch.equal(first[name], second[name]) for name in first)
-    fused.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(loss(fused), loss(fused), rtol=0, atol=0)
-    original.load_state_dict(fused.state_dict())
-    assert_valid(original.eval(), fused)
-
-
-def test_frozen_batch_norm_in_a_model_in_train_mode():
-    original, fused = cnn(), converted(cnn)
-    for model in (original.train(), fused.train()):
-        model.bn1.eval(), model.bn2.eval()
-    assert_same_values(gradients(original), gradients(fused))
-    assert_same_values(dict(original.named_buffers()), dict(fused.named_buffers()))
-
-
 def dispatched(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
     """The operators of a whole training step, in their order."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -223,52 +188,20 @@ def test_an_optimizer_made_after_the_conversion(original, fused):
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert.*autocast:RuntimeWarning")
-@pytest.mark.parametrize("train", [True, False])
-def test_autocast(original, fused, train):
+def test_autocast(original, fused):
     found = []
-    for model in (original.train(train), fused.train(train)):
+    for model in (original, fused):
         with torch.autocast("cpu", torch.bfloat16):
             found.append(gradients(model))
     assert_same_values(*found)
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_grad_scaler_with_autocast_on_a_gpu(original, dtype):
-    original = original.cuda()
-    inputs = {name: value.cuda() for name, value in inputs_of(original).items()}
-    fused = convert(original, example_inputs=inputs)
-    for model in (original.train(), fused.train()):
-        update, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
-        with torch.autocast("cuda", dtype):
-            outputs = model(**inputs)
-            value = (outputs if isinstance(outputs, Tensor) else outputs.logits).float().square().mean()
-        scaler.scale(value).backward()
-        scaler.step(update)
-        scaler.update()
-    for (name, own), (_, other) in zip(original.named_parameters(), fused.named_parameters()):
-        torch.testing.assert_close(other, own, rtol=1e-3, atol=1e-4, msg=name)
-    assert_valid(original.eval(), fused.eval(), inputs)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("make", [cnn])
-def test_checkpoint_around_the_model(dropping, train, reentrant):
-    original, fused = dropping
+def test_checkpoint_around_the_model(reentrant):
     found = []
-    for model in (original.train(train), fused.train(train)):
+    for model in (cnn(), converted(cnn)):
         images = inputs_of(model)["x"].requires_grad_()
         torch.manual_seed(3)
         checkpoint(model, images, use_reentrant=reentrant).square().mean().backward()
         found.append([images.grad, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert.*has hooks:RuntimeWarning")
-def test_checkpoint_inside_the_model():
-    original, fused = llama(), converted(llama)
-    for model in (original, fused):
-        model.gradient_checkpointing_enable()
-    assert_same_values(gradients(original.train()), gradients(fused.train()))
-    assert_valid(original.eval(), fused.eval())
