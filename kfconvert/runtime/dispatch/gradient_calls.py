@@ -102,8 +102,10 @@ class GradientCall:
         return known[wanted]
 
     def _look_up_differentiable(self) -> tuple[bool, ...] | str:
-        # Hooks on saved tensors (checkpoints, offloading) must not receive those of this run.
-        with originals(), torch.enable_grad(), _without_hooks():
+        # Hooks on saved tensors (checkpoints, offloading) must not receive those of this run. A hook that returned its
+        # tensor would make a reference cycle.
+        no_hooks = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
+        with originals(), torch.enable_grad(), no_hooks:
             outputs, _ = self.variant.region.flat_outputs(self.forward_of(self.model), self.leaves)
         if is_connected(outputs):
             return "one of its outputs is computed from another"
@@ -142,9 +144,3 @@ class GradientCall:
 
 def _has_hooks(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
-
-
-def _without_hooks() -> torch.autograd.graph.saved_tensors_hooks:
-    """Context manager without the hooks on saved tensors that are active around it. A hook that returned its tensor
-    would make a reference cycle."""
-    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)

@@ -139,7 +139,8 @@ class GuardedForward:
                 reason = str(error)
                 break
         else:
-            self._note_misfit()
+            self._misfits += 1
+            self.is_off = bool(self.path) and self._misfits >= max(MOST_MISFITS, self.hits)
         return self._missed(reason or self._no_program(args, kwargs), args, kwargs)
 
     def _is_bypassed(self) -> bool:
@@ -219,10 +220,6 @@ class GuardedForward:
         self.misses[counted] += 1
         self.notices.missed(self.path, reason, self.misses[counted] == 1, reason in _EXPECTED, stacklevel=5)
         return self.original(*args, **kwargs)
-
-    def _note_misfit(self) -> None:
-        self._misfits += 1
-        self.is_off = bool(self.path) and self._misfits >= max(MOST_MISFITS, self.hits)
 
     def _no_program(self, args: tuple, kwargs: dict[str, Any]) -> str:
         """The reason why no variant takes these arguments."""
