@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ..process import shard_of
 
+_NOTHING = object()
+
 
 def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Returns a deep copy of ``model`` that computes with its copied weights. Its parameters keep their attributes,
@@ -19,11 +21,7 @@ def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
 
     Args:
         memo: see ``copy.deepcopy``; its entries for tensors of ``model`` also get the attributes.
-
-    Raises:
-        TypeError: a forward is a function that refers to modules or tensors of ``model``.
     """
-    _check_forwards(model)
     memo = {} if memo is None else memo
     for tensor in tensors_of(model):
         # ``copy.deepcopy`` does not support distributed parameters with a storage offset.
@@ -32,6 +30,7 @@ def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
     for tensor in _computed(model):
         memo.setdefault(id(tensor), tensor.detach().clone())
     duplicate = copy.deepcopy(model, memo)
+    _rebind_forwards(model, memo)
     for tensor in tensors_of(model):
         copied = memo.get(id(tensor))
         if isinstance(copied, Tensor) and copied is not tensor:
@@ -52,25 +51,52 @@ def _like(tensor: Tensor, copied: Tensor) -> Tensor:
     return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
-def _check_forwards(model: nn.Module) -> None:
-    """Raises TypeError if a function that was assigned as a forward refers to modules or tensors of ``model``.
-    ``copy.deepcopy`` does not copy functions, so the copy would compute with the weights of ``model``."""
-    held = {id(each) for each in (*model.modules(), *tensors_of(model))}
-    for path, module in model.named_modules():
-        forward = vars(module).get("forward")
-        if isinstance(forward, types.FunctionType) and _refers_to(forward, held, set()):
-            raise TypeError(f"the forward of {path or 'the model'} is a function that refers to modules of the model")
+def _rebind_forwards(model: nn.Module, memo: dict[int, Any]) -> None:
+    """Rebinds forwards that were assigned to modules from modules or tensors of ``model`` in their closures to those of
+    the copy. ``copy.deepcopy`` does not copy functions, so the copy would compute with the weights of ``model``."""
+    for module in model.modules():
+        duplicate, forward = memo.get(id(module)), vars(module).get("forward")
+        if isinstance(forward, types.FunctionType) and isinstance(duplicate, nn.Module):
+            vars(duplicate)["forward"] = _rebound(forward, memo, {})
 
 
-def _refers_to(value: Any, held: set[int], seen: set[int]) -> bool:
-    """Whether a function refers to one of the objects ``held`` in its closure or defaults, also through functions."""
+def _rebound(value: Any, memo: dict[int, Any], functions: dict[int, types.FunctionType]) -> Any:
+    """Returns ``value`` with the copies of ``memo``, or ``value`` if it has no copies. ``functions`` has the rebound
+    functions, which may be recursive."""
+    if isinstance(value, (nn.Module, Tensor)):
+        return memo.get(id(value), value)
     if isinstance(value, types.MethodType):
-        value = value.__self__
-    if id(value) in held or not isinstance(value, types.FunctionType) or id(value) in seen:
-        return id(value) in held
-    seen.add(id(value))
-    found = [*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ())]
-    return any(_refers_to(each, held, seen) for each in (*found, *(value.__kwdefaults__ or {}).values()))
+        owner = _rebound(value.__self__, memo, functions)
+        return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+    if not isinstance(value, types.FunctionType):
+        return value
+    if id(value) in functions:
+        return functions[id(value)]
+    cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
+    closure = tuple(types.CellType() for _ in cells)
+    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, closure)
+    functions[id(value)] = made
+    held = [*map(_content, cells), *(value.__defaults__ or ()), *named.values()]
+    found = [_rebound(each, memo, functions) for each in held]
+    if all(before is after or (before is value and after is made) for before, after in zip(held, found)):
+        functions[id(value)] = value
+        return value
+    for cell, content in zip(closure, found):
+        if content is not _NOTHING:
+            cell.cell_contents = content
+    made.__defaults__ = tuple(found[len(cells) : len(found) - len(named)]) or None
+    made.__kwdefaults__ = dict(zip(named, found[len(found) - len(named) :])) or None
+    functools.update_wrapper(made, value)
+    del vars(made)["__wrapped__"]  # else the copy references the original
+    made.__dict__.update(vars(value))
+    return made
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return _NOTHING
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

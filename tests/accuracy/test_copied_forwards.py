@@ -1,10 +1,11 @@
-"""Models with forwards that refer to their modules are not copied: the copy would compute with the original."""
+"""Copies of models with forwards that somebody has put on their modules compute with weights of their own."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
 
-from kfconvert import ConversionError, ModelConverter
 from kfconvert.accuracy import copied_model
 
 X = torch.ones(2, 8)
@@ -54,16 +55,24 @@ def of_itself(model):
 
 
 @pytest.mark.parametrize("put", [wrapped, wrapped_twice, of_modules, of_tensors, by_default, of_itself])
-def test_a_forward_that_would_compute_with_the_weights_of_the_original_is_refused(put):
+def test_a_copy_computes_with_its_own_weights(put):
+    torch.manual_seed(0)
     model = Net()
     put(model)
-    with pytest.raises(TypeError, match="is a function that refers to modules of the model"):
-        copied_model(model)
-    with pytest.raises(ConversionError, match="refers to modules of the model.; pass inplace=True"):
-        ModelConverter().convert_model(model, example_inputs=X)
+    before, made = model(X), copied_model(model)
+    assert torch.equal(made(X), before)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(2)
+        changed = made(X)
+        assert torch.equal(model(X), before) and not torch.equal(changed, before)
+        for parameter in model.parameters():
+            parameter.mul_(2)
+        torch.testing.assert_close(model(X), changed)
 
 
 def test_functions_that_hold_nothing_of_the_model_stay():
     model, factor = Net(), torch.ones(8)
     model.forward = lambda x: x * factor
     assert copied_model(model).forward is model.forward
+    assert copy.deepcopy(model).forward is model.forward
