@@ -2,37 +2,36 @@
 
 The cache stores a library as ``<name>-<key>.so``. The key is a hash of the source, the headers that it includes from
 its folder or ``extra_include_paths``, the flags (including GPU architectures), torch and Python. So a cache hit is
-always valid. On a miss, the library is compiled in a temporary folder, loaded on trial by another process, and moved
-atomically. This runs under a lock that the system releases if its holder dies. ``<name>-<key>.json`` has a
-digest, to detect and recompile damaged libraries, and the registrations of the library.
+always valid. On a miss, the library is compiled in a temporary folder and moved atomically, under a lock that the
+system releases if its holder dies.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import hashlib
-import json
+import importlib.util
 import os
 import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from filelock import FileLock
 
-from . import loading, toolchain
+from . import toolchain
 from .errors import CompileError, failed_build
 from .job import Job, read
-from .registrations import Registrations
 
 # Maximum length of a name: file names may have 255 bytes, and the key and the longest suffix need 30.
 _LONGEST_NAME = 200
 _SHIPPED = Path(__file__).parent
+_NAMESPACE = re.compile(r"^[ \t]*(?:STABLE_)?TORCH_LIBRARY\([ \t]*(\w+)", re.MULTILINE)
 
 
 class CudaCompiler:
@@ -56,9 +55,8 @@ class CudaCompiler:
 
         See ``torch.utils.cpp_extension.load`` and ``load_inline`` for the options. A source that registers its
         operators on torch's stable ABI (``torch/csrc/stable/library.h``) compiles in seconds. With
-        ``torch/extension.h``, which ``functions`` includes, compilation takes a minute or more. A new library is
-        first loaded by another process, because an error in a registration may kill the process, see
-        :func:`kfconvert.jit.loading.load_on_trial`.
+        ``torch/extension.h``, which ``functions`` includes, compilation takes a minute or more. As with torch's
+        ``load``, a registration that torch rejects, such as an invalid schema, ends the process.
 
         Args:
             path: the file; its folder is searched first for its includes. A bare name that is not a file in the
@@ -75,7 +73,8 @@ class CudaCompiler:
             source registers.
 
         Raises:
-            CompileError: the source does not compile or load, or nvcc, ninja or a C++ compiler is missing.
+            CompileError: the source does not compile or load, nvcc, ninja or a C++ compiler is missing, or this process
+                already has a TORCH_LIBRARY of the source's namespace.
             FileNotFoundError: there is no file at ``path``.
             SettingError: KFCONVERT_CUDA_ARCHS is invalid.
             TypeError: an option is not a list.
@@ -127,9 +126,9 @@ class CudaCompiler:
         library = toolchain.cache_folder() / f"{name}-{job.key(headers)}.so"
         with self._lock:
             if library not in self._loaded:
-                registrations = _kept(library) or _build_once(job, library)
-                registers = any("TORCH_LIBRARY" in code for code in (text, *headers.values()))
-                self._loaded[library] = _load(library, name, registrations, registers)
+                if not library.exists():
+                    _build_once(job, library)
+                self._loaded[library] = _load(library, name, text, headers.values())
             return self._loaded[library]
 
 
@@ -153,31 +152,14 @@ def _strings(option: str, values: Sequence[str | os.PathLike]) -> tuple[str, ...
     return tuple(os.fspath(value) for value in values)
 
 
-def _kept(library: Path) -> Registrations | None:
-    """The registrations of ``library`` if it is cached and undamaged, else None."""
-    try:
-        report = json.loads(_report(library).read_text(encoding="utf-8"))
-        intact = report.pop("digest", None) == _digest(library)
-    except (OSError, ValueError):
-        return None
-    return Registrations(**report) if intact else None
-
-
-def _report(library: Path) -> Path:
-    return library.with_suffix(".json")
-
-
-def _digest(library: Path) -> str:
-    return hashlib.sha256(library.read_bytes()).hexdigest()
-
-
-def _build_once(job: Job, library: Path) -> Registrations:
-    """Compiles ``library``, unless another process has compiled it meanwhile, and returns its registrations."""
+def _build_once(job: Job, library: Path) -> None:
+    """Compiles ``library``, unless another process has compiled it meanwhile."""
     toolchain.check()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(library.with_name(f"{job.name}.lock")):
-            return _kept(library) or _build(job, library)
+            if not library.exists():
+                _build(job, library)
     except OSError as error:
         raise CompileError(
             f"kfconvert: {error.filename or library.parent}: {error.strerror or error}; TORCH_EXTENSIONS_DIR "
@@ -185,7 +167,7 @@ def _build_once(job: Job, library: Path) -> Registrations:
         ) from error
 
 
-def _build(job: Job, library: Path) -> Registrations:
+def _build(job: Job, library: Path) -> None:
     log = library.with_suffix(".log")
     with tempfile.TemporaryDirectory(prefix="kfconvert-") as name:
         folder = Path(name)
@@ -196,30 +178,49 @@ def _build(job: Job, library: Path) -> Registrations:
             output = str(error).replace(f"{folder}{os.sep}", "")
             log.write_text(output, encoding="utf-8")
             raise failed_build(job.name, output, log) from None
-        built = folder / f"{job.name}.so"
-        registrations = loading.load_on_trial(built, job.name)
-        report = {"digest": _digest(built), **asdict(registrations)}
-        _report(built).write_text(json.dumps(report), encoding="utf-8")
-        for file, place in ((_report(built), _report(library)), (built, library)):
-            partial = library.with_suffix(".partial")
-            shutil.copy2(file, partial)
-            os.replace(partial, place)
+        partial = library.with_suffix(".partial")
+        shutil.copy2(folder / f"{job.name}.so", partial)
+        os.replace(partial, library)
     log.unlink(missing_ok=True)
-    return registrations
 
 
-def _load(library: Path, name: str, registrations: Registrations, registers: bool) -> Any:
-    registrations.check()
+def _load(library: Path, name: str, text: str, headers: Iterable[str]) -> Any:
+    for namespace in filter(_is_taken, _NAMESPACE.findall(text)):  # torch would end the process
+        raise CompileError(
+            f"kfconvert: this process already has a TORCH_LIBRARY({namespace}), and torch allows one: a "
+            "changed source needs a new process"
+        )
     try:
-        module = loading.load(library, name)
+        torch.ops.load_library(str(library))
+        module = _python_module(library, name)
     except (OSError, ImportError) as error:
-        raise loading.cannot_be_loaded(name, str(error.__cause__ or error)) from error
-    if module is not None:
-        return module
+        reason = str(error.__cause__ or error)  # the cause has the loader's message
+        raise CompileError(f"kfconvert: {name} was compiled but cannot be loaded: {reason}") from error
     # Not only operators: a library may register classes, or kernels for existing operators.
-    if not registers and not registrations.operators:
+    if module is None and not any("TORCH_LIBRARY" in code for code in (text, *headers)):
         raise CompileError(
             f"kfconvert: {name} has no operator and no PYBIND11_MODULE(TORCH_EXTENSION_NAME, m): register an "
             "operator with STABLE_TORCH_LIBRARY, or name the functions to bind, functions=[...]"
         )
-    return torch.ops
+    return torch.ops if module is None else module
+
+
+def _is_taken(namespace: str) -> bool:
+    """Whether this process has a TORCH_LIBRARY of that namespace."""
+    try:
+        # Released immediately, because the registration lives as long as the object.
+        torch._C._dispatch_library("DEF", namespace, "")
+    except RuntimeError:
+        return True
+    return False
+
+
+def _python_module(library: Path, name: str) -> ModuleType | None:
+    """The Python module of a loaded library, if any."""
+    if not hasattr(ctypes.CDLL(str(library)), f"PyInit_{name}"):
+        return None
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None  # the suffix is an extension module's
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

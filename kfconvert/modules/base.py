@@ -9,7 +9,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from ..ops.activations import ACTIVATIONS
-from ..ops.kinds import checked
+from ..ops.arguments import checked
 from ..ops.registration import has_kernels
 from ..runtime import ROOT, Derived, Entry, Watch
 from ..torch_state import transformed

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import bias_dropout_add, ffn_block, layer_norm_act
-from ..ops.kinds import checked
+from ..ops.arguments import checked
 from .base import is_of
 
 _NAMES = {F.relu: "relu", F.gelu: "gelu"}

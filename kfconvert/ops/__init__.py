@@ -6,10 +6,10 @@ operators come from their declarations (declaration.py).
 
 from .. import second_names
 from .activations import ACTIVATIONS, Activation, apply_activation
+from .arguments import checked
 from .declaration import OPERATORS
 from .fused import *
 from .fused.next_token import next_token_ as next_token_
-from .kinds import checked
 from .standalone import *
 
 for _name in OPERATORS:

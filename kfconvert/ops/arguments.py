@@ -1,62 +1,108 @@
-"""One-line errors for arguments of a wrong type, with the names of the operator and the argument."""
+"""One-line errors for arguments of a wrong type.
 
+Python treats True as 1, 0.1 as true, and a tensor as a number in multiplications. A call with arguments in the order of
+another function, such as of torch.nn.functional, could therefore run and return wrong numbers.
+"""
+
+import functools
 import inspect
 import sys
 import typing
+from collections.abc import Callable
 from operator import index
-from types import FrameType
 
 import torch
 
-_NO_NUMBER: typing.Any = None  # rejected by float and index
+
+def checked(function: Callable) -> Callable:
+    """Wraps ``function`` (or ``__init__`` of a class) to raise a one-line TypeError for wrong arguments: a flag that is
+    not a bool, a number that is a bool, a tensor with several elements, or another type, and no tensor for a tensor."""
+    parameters = list(_parameters(function))
+    checks = tuple(check for check in map(_check, parameters) if check)
+    called = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def public(*args, **kwargs):
+        given = len(args)
+        for place, name, is_wrong, expected in checks:
+            if place < given:
+                value = args[place]
+            elif name in kwargs:
+                value = kwargs[name]
+            else:
+                continue
+            if is_wrong(value):
+                raise _type_error(called, name, expected, value)
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, TypeError, RuntimeError):  # only then, so that calls with tensors have no overhead
+            for place, name, kinds in parameters:
+                value = args[place] if place < given else kwargs.get(name)
+                is_given = place < given or name in kwargs
+                if is_given and torch.Tensor in kinds <= _TENSOR and not isinstance(value, tuple(kinds)):
+                    raise _type_error(called, name, "a tensor", value) from None
+            raise
+
+    return public
 
 
-def named(error: Exception) -> Exception:
-    """Returns a TypeError that names the non-tensor argument of the running public function; else ``error``.
-
-    Called only after an AttributeError, so calls with tensors have no overhead.
-    """
-    calls = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
-        function = frame.f_globals.get(frame.f_code.co_name)
-        if inspect.isfunction(function) and function.__code__ is frame.f_code:
-            calls.append((function, frame.f_locals))
-        frame = frame.f_back
-    for function, values in reversed(calls):  # the outermost function first, because the caller knows its names
-        for name, annotation in function.__annotations__.items():
-            kinds = typing.get_args(annotation) or (annotation,)
-            tensor = name != "return" and torch.Tensor in kinds and set(kinds) <= {torch.Tensor, type(None)}
-            if tensor and not isinstance(values[name], kinds):
-                return _type_error(function.__name__, name, "a tensor", values[name])
-    return error
+_TENSOR = {torch.Tensor, type(None)}
 
 
-def require_tensors(*tensors) -> None:
-    """Raises the error of :func:`named` if one of these arguments of the running public function is not a tensor."""
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise named(TypeError(f"expected a tensor, got {type(tensor).__name__}"))
+def _parameters(function):
+    """Yields (position, name, kinds) of each parameter."""
+    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        kinds = {typing.get_origin(kind) or kind for kind in typing.get_args(parameter.annotation)}
+        by_place = parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+        yield place if by_place else sys.maxsize, parameter.name, kinds or {parameter.annotation}
 
 
-def within(operator: str, name: str, least: float, value, most: float) -> bool:
-    """Returns ``least <= value <= most``. Raises TypeError if ``value`` is not a number."""
-    try:
-        return least <= value <= most
-    except (TypeError, ValueError, RuntimeError):  # the last two for several numbers
-        raise _type_error(operator, name, "a number", value) from None
+def _check(parameter):
+    """Returns (position, name, predicate for wrong values, expected kind) of a parameter to check before the call."""
+    place, name, kinds = parameter
+    optional, kinds = type(None) in kinds, kinds - {type(None)}
+    if kinds == {bool}:
+        return place, name, _is_no_flag, "True or False"
+    if kinds & {int, float} and torch.Tensor in kinds:
+        return place, name, _is_flag, "a number or a tensor"
+    if int in kinds and tuple in kinds:
+        return place, name, _is_flag, "an integer or a tuple of integers"
+    if kinds & {int, float}:
+        is_wrong = _is_neither_number_nor_none if optional else _is_no_number
+        return place, name, is_wrong, "a number" if float in kinds else "an integer"
+    return None
 
 
-def require_share(operator: str, name: str, value) -> None:
-    """Raises ValueError unless ``value`` is between 0 and 1, and TypeError if it is not a number."""
-    if not within(operator, name, 0, value, 1):
+def _is_flag(value):
+    return isinstance(value, bool)
+
+
+def _is_no_flag(value):
+    return not isinstance(value, bool)
+
+
+def _is_no_number(value):
+    if isinstance(value, (int, float)):
+        return isinstance(value, bool)
+    if isinstance(value, torch.Tensor):
+        return value.numel() != 1
+    return not hasattr(value, "__float__") or getattr(value, "size", 1) != 1  # an array has a size
+
+
+def _is_neither_number_nor_none(value):
+    return value is not None and _is_no_number(value)
+
+
+def require_share(name: str, value: float) -> None:
+    """Raises ValueError unless ``value`` is between 0 and 1."""
+    if not 0 <= value <= 1:
         raise ValueError(f"{name} must be between 0 and 1, got {value}")
 
 
 def as_number(operator: str, name: str, value) -> float:
     """Returns ``float(value)``. Raises TypeError if ``value`` is not a number, or a string."""
     try:
-        return float(value if not isinstance(value, str) else _NO_NUMBER)
+        return float(value if not isinstance(value, str) else None)  # type: ignore[arg-type]  # rejected
     except (TypeError, ValueError):
         raise _type_error(operator, name, "a number", value) from None
 
@@ -64,7 +110,7 @@ def as_number(operator: str, name: str, value) -> float:
 def as_integer(operator: str, name: str, value) -> int:
     """Returns ``operator.index(value)``. Raises TypeError if ``value`` is not an integer."""
     try:
-        return index(value if not isinstance(value, bool) else _NO_NUMBER)
+        return index(value if not isinstance(value, bool) else None)  # type: ignore[arg-type]  # rejected
     except TypeError:
         raise _type_error(operator, name, "an integer", value) from None
 

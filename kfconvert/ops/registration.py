@@ -13,23 +13,23 @@ import torch
 
 from .. import extension
 from ..torch_state import being_traced, keeps_calls, transformed
-from .arguments import named, require_tensors
 
 LIBRARY = torch.library.Library("kfconvert", "DEF")
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
-def define(schema: str, composition: Callable, fake: Callable) -> torch._ops.OpOverload:
-    """Declares ``kfconvert::<schema>``; ``composition`` (plain ATen) serves devices without a kernel."""
+def define(schema: str, composition: Callable, fake: Callable | None = None) -> torch._ops.OpOverload:
+    """Declares ``kfconvert::<schema>``; ``composition`` (plain ATen) serves devices without a kernel, and tracers
+    without ``fake``."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=_TAGS)
     LIBRARY.impl(name, composition, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"kfconvert::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"kfconvert::{name}", fake or composition, lib=LIBRARY)
     return getattr(torch.ops.kfconvert, name).default
 
 
-def define_with_twin(schema: str, composition: Callable, fake: Callable):
+def define_with_twin(schema: str, composition: Callable, fake: Callable | None = None):
     """Declares an operator and its ``_inference`` twin, and returns both."""
     operator = define(schema, composition, fake)
     name, _, rest = schema.partition("(")
@@ -128,10 +128,7 @@ def cast_to_widest(args, device_type: str) -> tuple:
 
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether compiled kernels run calls with x. If not, the public functions call their references."""
-    try:
-        loaded = (x.is_cpu and extension.EXTENSION_LOADED) or (x.is_cuda and extension.CUDA_KERNELS_LOADED)
-    except AttributeError as error:
-        raise named(error) from None
+    loaded = (x.is_cpu and extension.EXTENSION_LOADED) or (x.is_cuda and extension.CUDA_KERNELS_LOADED)
     return loaded and not transformed()
 
 
@@ -143,15 +140,12 @@ def wants_gradient(x, other=None, bias=None, residual=None) -> bool:
 
 def records_gradient(x, other=None, bias=None, residual=None) -> bool:
     """Whether autograd records a call with these tensors (None is allowed except for x)."""
-    try:
-        return torch.is_grad_enabled() and (
-            x.requires_grad
-            or (other is not None and other.requires_grad)
-            or (bias is not None and bias.requires_grad)
-            or (residual is not None and residual.requires_grad)
-        )
-    except AttributeError as error:
-        raise named(error) from None
+    return torch.is_grad_enabled() and (
+        x.requires_grad
+        or (other is not None and other.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    )
 
 
 def require(condition: bool, operator: str, message: str | Callable[[], str]) -> None:
@@ -165,16 +159,11 @@ def require(condition: bool, operator: str, message: str | Callable[[], str]) ->
 
 def require_float(operator: str, x: torch.Tensor) -> None:
     """Raises RuntimeError unless the kernels accept x's dtype."""
-    try:
-        floating = x.is_floating_point() and x.element_size() > 1
-    except AttributeError as error:
-        raise named(error) from None
-    require(floating, operator, "expected float64, float32, float16 or bfloat16")
+    require(x.is_floating_point() and x.element_size() > 1, operator, "expected float64, float32, float16 or bfloat16")
 
 
 def require_same_device(operator, name, x, other, x_name="x"):
     """Raises RuntimeError unless ``other``, a tensor, is on x's device."""
-    require_tensors(other)
     require(other.device == x.device, operator, f"{name} is on another device than {x_name}")
 
 

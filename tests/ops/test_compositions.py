@@ -1,32 +1,31 @@
-"""Every operator without a compiled library: outputs and gradients are the kernel's and those of plain ATen.
+"""Every operator without a compiled library: outputs and gradients are those of the kernels, and of plain ATen.
 
-A machine without a library comes to the compositions by ``torch.ops``, as a loaded or compiled program does. Here they
-take the place of the compiled kernels, so that the public functions and the registered backward passes run on them.
-What is tried follows from the registry of operators and the signatures of the public functions: a new operator is tried
-without being named.
+A machine without a library runs the compositions by ``torch.ops``, for example in a loaded program. Here they replace
+the compiled kernels, so that the public functions and the registered backward passes run on them.
 """
 
 from contextlib import contextmanager
 
 import pytest
 import torch
-from operator_calls import NAMES, base, drops, plain_aten, results, variants
-from torch._subclasses.fake_tensor import FakeTensorMode
+from support.operator_samples import SAMPLES
 
-from kfconvert import extension
+from kfconvert import extension, ops
 
 OPERATORS = sorted(
     name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("kfconvert::")
 )
-# A backend that has no kernels here, and so takes the registered composition of each operator.
+# A backend without kernels here, for which torch runs the registered composition of each operator.
 WITHOUT_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+MOST_ELEMENTS = 5000
+RANDOM = {"gelu_dropout", "bias_dropout_add"}  # plain ATen drops other elements
 
-needs_kernels = pytest.mark.skipif(not extension.EXTENSION_LOADED, reason="no compiled kernels to compare with")
+pytestmark = pytest.mark.skipif(not extension.EXTENSION_LOADED, reason="no compiled kernels to compare with")
 
 
 @contextmanager
 def compositions():
-    """Within the block the compositions stand for the compiled CPU kernels; gives the names of those that ran."""
+    """Context manager in which the compositions replace the compiled CPU kernels. Gives the names of those that ran."""
     ran = set()
 
     def composition(name):
@@ -44,120 +43,57 @@ def compositions():
         yield ran
 
 
-def bias_in_place():
-    """What the one operator writes that no public function calls."""
-    x, bias, residual = (torch.linspace(-1, 2, size).double() for size in (24, 6, 24))
-    x, residual = x.view(4, 6), residual.view(4, 6).sin()
-    torch.ops.kfconvert.bias_act_(x, bias, residual, 2, 0.2, -1)
-    return x
-
-
-def decode_attention():
-    """Likewise, for steps of generation."""
-    q, k, v = (torch.linspace(-1, 2, 2 * heads * 4).double().sin().view(2, heads, 1, 4) for heads in (4, 2, 2))
-    keys, values, angles = (
-        torch.ones(2, 2, 5, 4).double(),
-        torch.zeros(2, 2, 5, 4).double(),
-        torch.ones(1, 1, 1, 4).double(),
-    )
-    seen = torch.tensor([True, False, True, True, False]).view(1, 1, 1, 5)
-    y = torch.ops.kfconvert.decode_attention_(
-        q, k, v, keys, values, torch.tensor([3]), seen, angles.cos(), angles.sin(), 0.5
-    )
-    return y, keys, values
-
-
-def skinny_linear():
-    x, weight = (torch.linspace(-1, 2, size).double().sin() for size in (12, 24))
-    return torch.ops.kfconvert.skinny_linear(x.view(3, 4), weight.view(6, 4), x[:6], 2, 0.01, True, False)
-
-
-def next_token():
-    rows = [torch.zeros(size, dtype=torch.long) for size in ((2, 4), (1,), (2, 1), (), (3,))]
-    sequences, length, inputs, position, scratch = rows
-    finished, ends = torch.zeros(2, dtype=torch.bool), torch.ones(1, dtype=torch.long)
-    torch.ops.kfconvert.next_token_(
-        torch.eye(2, 5), None, length.clone(), ends, 0, sequences, length, finished, inputs, position, None, scratch
-    )
-
-
-def tried(name):
-    """(the public function, its arguments) of each call to try; of none where torch's operators do it all."""
-    function, arguments = base(name)
-    with compositions() as ran:
-        function(**arguments)
-    for given in variants(function, arguments) if ran else ():
-        yield function, given
-
-
 def assert_close(actual, expected):
     # ATen's gradients of hardswish and hardsigmoid round 1/6 to float32 even in float64.
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def assert_slopes(function, given, gradients):
-    """The gradients are those of the outputs, by finite differences, where plain ATen drops other elements."""
-    names = [name for name, gradient in gradients.items() if gradient is not None]
-
-    def seeded(*leaves):
-        torch.manual_seed(1)
-        return function(**given | dict(zip(names, leaves)))
-
-    assert torch.autograd.gradcheck(seeded, [given[name].clone().requires_grad_() for name in names], fast_mode=True)
-
-
-@needs_kernels
-@pytest.mark.parametrize("name", NAMES)
-def test_as_the_kernels_and_as_plain_aten(name):
-    for function, given in tried(name):
-        compiled = results(function, given)
-        with compositions():
-            composed = results(function, given)
-            assert_close(composed, compiled)
-            if drops(function, given):
-                assert_slopes(function, given, composed[1])
-                continue
-            with torch.no_grad():
-                assert_close(results(function, given)[0], composed[0])
-        with plain_aten():
-            assert_close(composed, results(function, given))
+@pytest.mark.parametrize("name", SAMPLES)
+def test_as_the_kernels(name):
+    operator = getattr(ops, name)
+    calls = [sample.made(torch.float64, "cpu") for sample in SAMPLES[name]]
+    calls = [
+        given for given in calls if sum(x.numel() for x in given.args if isinstance(x, torch.Tensor)) < MOST_ELEMENTS
+    ]
+    wanted = [(given.differentiated(operator), given.run(operator)) for given in calls]
+    with compositions():
+        found = [(given.differentiated(operator), given.run(operator)) for given in calls]
+    assert_close(found, wanted)
 
 
-@needs_kernels
-@pytest.mark.parametrize("name", NAMES)
-def test_fake_kernels_give_the_layout_of_the_kernels(name):
-    for function, given in tried(name):
-        real = results(function, given)
-        with FakeTensorMode() as mode:
-            fakes = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-            fake = results(function, fakes)
-        assert layouts(fake) == layouts(real), given
+@pytest.mark.parametrize("name", SAMPLES)
+def test_as_plain_aten(name, monkeypatch):
+    operator, given = getattr(ops, name), SAMPLES[name][0].made(torch.float64, "cpu")
+    wanted = given.differentiated(operator)
+    monkeypatch.setattr(extension, "EXTENSION_LOADED", False)
+    assert_close(given.differentiated(operator), wanted)
 
 
-def layouts(values):
-    tensors = (value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
-    return [(tuple(t.shape), t.dtype, t.stride()) for t in tensors]
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, bias, state: torch.ops.kfconvert.dropout_act(x, bias, x, *state, 0.3, 2, 0.2, -1),
+        lambda x, bias, state: torch.ops.kfconvert.dropout_act(x, None, None, *state, 0.3, 5, 0.2, 0),
+    ],
+)
+def test_dropout(call):
+    x, bias = (torch.linspace(-1, 2, size).double().requires_grad_() for size in (24, 6))
+    for state in ((None, 5, 7), (torch.tensor([5, 7]), 0, 0)):
+        wanted = torch.autograd.grad(call(x.view(4, 6), bias, state).sin().sum(), (x, bias), allow_unused=True)
+        with compositions() as ran:
+            found = torch.autograd.grad(call(x.view(4, 6), bias, state).sin().sum(), (x, bias), allow_unused=True)
+        assert_close(found, wanted)
+        assert {"dropout_act"} < ran
 
 
-@needs_kernels
-def test_every_operator_is_tried():
-    """If not, add a call that comes to it to operator_arguments, or to MORE."""
-    with compositions() as ran:
-        for function, given in map(base, NAMES):
-            for grad in (True, False):
-                with torch.set_grad_enabled(grad):
-                    results(function, given)
-        bias_in_place()
-        decode_attention()
-        skinny_linear()
-        next_token()
-    twins = {f"{name}_inference" for name in ran} | {name.removesuffix("_inference") for name in ran}
-    assert not set(OPERATORS) - ran - twins  # which share their composition
-
-
-@needs_kernels
 def test_in_place():
-    compiled = bias_in_place()
+    def biased():
+        x, bias, residual = (torch.linspace(-1, 2, size).double() for size in (24, 6, 24))
+        x = x.view(4, 6)
+        torch.ops.kfconvert.bias_act_(x, bias, residual.view(4, 6).sin(), 2, 0.2, -1)
+        return x
+
+    compiled = biased()
     with compositions() as ran:
-        assert_close(bias_in_place(), compiled)
+        assert_close(biased(), compiled)
     assert ran == {"bias_act_"}

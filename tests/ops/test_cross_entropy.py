@@ -1,18 +1,17 @@
 """cross_entropy against torch's own: accuracy, ignored rows, smoothing, gradients, errors."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
-from helpers import DTYPES, check_gradients, check_operator
-from support.accuracy import assert_as_accurate
-from support.selection import pairwise
+from helpers import assert_one_graph
 
 from kfconvert import ops
 from kfconvert.kernels import reference
 from kfconvert.ops.registration import has_kernels
 
 OPERATORS = torch.ops.kfconvert
-SHAPES = [(1, 1), (5, 7), (33, 128), (8, 1000), (6, 4097), (4, 32_000), (300, 16), (0, 8)]
-OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"ignore_index": 2}]
 
 
 def inputs(shape, dtype, device):
@@ -20,39 +19,6 @@ def inputs(shape, dtype, device):
     target = torch.randint(classes, (rows,), device=device)
     target[: rows // 3] = -100
     return torch.randn(shape, device=device).mul(3).to(dtype), target
-
-
-@pairwise(options=OPTIONS, dtype=DTYPES, shape=SHAPES)
-def test_as_accurate_as_aten(device, shape, dtype, options):
-    x, target = inputs(shape, dtype, device)
-    if "ignore_index" in options:
-        target = target.clamp(min=0)
-    if "label_smoothing" in options and dtype == torch.float16:
-        # ATen adds the logits up in float16, which overflows.
-        exact = reference.cross_entropy(x.double(), target, **options)
-        assert_as_accurate(ops.cross_entropy(x, target, **options), exact.to(dtype), exact)
-    else:
-        check_operator(ops.cross_entropy, reference.cross_entropy, x, target, **options)
-
-
-@pairwise(options=OPTIONS, dtype=DTYPES, shape=[(9, 40), (6, 1001), (3, 5000)])
-def test_gradients(device, shape, dtype, options):
-    x, target = inputs(shape, dtype, device)
-    if "ignore_index" in options:
-        target = target.clamp(min=0)
-    weights = [torch.randn(shape[0], device=device).to(dtype) if "none" in options.values() else torch.ones(())]
-
-    def of(function):
-        return lambda x: function(x, target, **options)
-
-    weights = [w.to(device) for w in weights]
-    check_gradients(of(ops.cross_entropy), of(reference.cross_entropy), [x], weights)
-
-
-def test_gradcheck(device):
-    x, target = inputs((6, 5), torch.float64, device)
-    for options in (*OPTIONS[:4], {"reduction": "none", "label_smoothing": 0.3}):
-        assert torch.autograd.gradcheck(lambda x: ops.cross_entropy(x, target, **options), x.requires_grad_())
 
 
 def test_no_row_counts(device, compiled):
@@ -82,52 +48,6 @@ def test_an_ignored_row_has_no_gradient_whatever_is_in_it(device, classes):
     rest = x.detach()[::2].requires_grad_()
     reference.cross_entropy(rest, target[::2]).backward()
     torch.testing.assert_close(x.grad[::2], rest.grad)
-
-
-def test_any_strides(device):
-    x, target = inputs((12, 30), torch.float32, device)
-    for view in (x[:, ::2], x[:, 1:9], torch.randn(30, 12, device=device).t()):
-        check_operator(ops.cross_entropy, reference.cross_entropy, view, target % view.shape[1])
-
-
-def test_opcheck(device):
-    x, target = inputs((6, 8), torch.float32, device)
-    for requires_grad in (False, True):
-        leaf = x.clone().requires_grad_(requires_grad)
-        for reduction in (0, 1, 2):
-            torch.library.opcheck(OPERATORS.cross_entropy.default, (leaf, target, -100, 0.1, reduction))
-    for reduction in (0, 1):
-        loss, lse, weight = OPERATORS.cross_entropy(x, target, -100, 0.1, reduction)
-        arguments = (loss, x, target, lse, weight, -100, 0.1)
-        torch.library.opcheck(OPERATORS.cross_entropy_backward.default, arguments)
-
-
-def test_autocast_and_compile(device, compiled):
-    x, target = inputs((6, 8), torch.bfloat16, device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        got, want = (package.cross_entropy(x, target) for package in (ops, reference))
-        assert got.dtype is want.dtype is torch.float32
-    # ATen's own result, which the composition is, is rounded to bfloat16 on CUDA in some versions.
-    exact = reference.cross_entropy(x.float(), target) if has_kernels(x) else want
-    torch.testing.assert_close(got, exact)
-    module = torch.compile(ops.cross_entropy, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(module(x.float(), target), reference.cross_entropy(x.float(), target))
-
-
-def test_errors(device, compiled):
-    x, target = inputs((4, 8), torch.float32, device)
-    for arguments, match in (
-        ((x[0], target), r"x has shape \(8,?\), expected \(rows, classes\)"),
-        ((x, target[:3]), r"target has shape \(3,?\), expected \(4,?\)"),
-        ((x, target.int()), "target must be int64"),
-        ((x.int(), target), "expected float64, float32, float16 or bfloat16"),
-    ):
-        with pytest.raises(RuntimeError, match=match):
-            ops.cross_entropy(*arguments)
-    with pytest.raises(ValueError, match="reduction must be none, sum or mean, got 'max'"):
-        ops.cross_entropy(x, target, reduction="max")
-    with pytest.raises(ValueError, match="label_smoothing must be between 0 and 1, got 2"):
-        ops.cross_entropy(x, target, label_smoothing=2)
 
 
 def test_a_target_that_is_no_class():
@@ -164,3 +84,49 @@ def test_a_target_that_is_no_class_makes_the_loss_nan():
     loss = ops.cross_entropy(x, target)
     loss.backward()
     assert loss.isnan() and x.grad[1].isnan().all()
+
+
+OPERATORS = torch.ops.kfconvert
+
+
+def arguments(dtype, device, ids=(2, 5), kind=torch.int64, cols=8):
+    """The arguments that NAMES names, and token_type_ids."""
+    ids = torch.randint(0, 11, ids, device=device, dtype=kind)
+    tables = [torch.randn(rows, cols, device=device).to(dtype) for rows in (11, 7, 2)]
+    vectors = [torch.randn(cols, device=device).to(dtype) for _ in range(2)]
+    return [ids, *tables, *vectors], torch.randint_like(ids, 2)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_one_graph_for_all_lengths(device, requires_grad):
+    (_, *tensors), _ = arguments(torch.float32, device)
+    tensors[0].requires_grad_(requires_grad)
+    lengths = [torch.randint(0, 11, (3, length), device=device) for length in (4, 5, 6, 7)]
+    assert_one_graph(lambda ids: ops.embedding_layer_norm(ids, *tensors), lengths)
+
+
+def test_an_id_out_of_range(compiled):
+    tensors, types = arguments(torch.float32, "cpu")
+    with pytest.raises(IndexError, match="^kfconvert::embedding_layer_norm: ids holds .* word has 11 rows$"):
+        ops.embedding_layer_norm(tensors[0] + 11, *tensors[1:])
+    with pytest.raises(IndexError, match="token_type_ids holds .* token_type has 2 rows"):
+        ops.embedding_layer_norm(*tensors, token_type_ids=types - 2)
+    with pytest.raises(RuntimeError, match="ids holds .*, word has 11 rows"):  # not read there
+        OPERATORS.embedding_layer_norm(tensors[0] - 11, *tensors[1:4], None, None, None, 1e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("wrong", ["ids + 11, *tables", "ids, *tables, token_type_ids=ids"])
+def test_an_id_out_of_range_on_a_gpu(wrong):
+    """In a process of its own, whose GPU cannot be used any more."""
+    code = f"""
+import torch
+from kfconvert import ops
+ids = torch.arange(10, device="cuda").view(2, 5)
+tables = [torch.randn(n, 8, device="cuda") for n in (11, 7, 2)] + [None, None]
+ops.embedding_layer_norm({wrong})
+torch.cuda.synchronize()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "embedding_layer_norm: an id is out of range" in result.stderr

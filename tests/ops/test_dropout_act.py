@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from helpers import DTYPES, check_operator
 from support.accuracy import assert_as_accurate
+from support.operator_samples import CHANNELS
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -126,47 +127,6 @@ def test_backward_kernel(device, dtype):
         assert_as_accurate(got, truth.to(dtype), truth)
 
 
-def test_opcheck(device):
-    state = torch.tensor((1, 2), device=device)
-    for requires_grad in (False, True):
-        x, bias, residual = (t.requires_grad_(requires_grad) for t in inputs((4, 8), torch.float32, device))
-        torch.library.opcheck(OPERATORS.dropout_act.default, (x, bias, residual, None, 1, 2, 0.5, NONE, 0.01, -1))
-    x, bias, grad = inputs((4, 8), torch.float32, device)
-    torch.library.opcheck(OPERATORS.dropout_act_backward.default, (grad, x, bias, state, 0, 0, 0.5, GELU, 0.01, -1))
-
-
-def test_autocast_and_compile(device):
-    x, bias, residual = inputs((4, 8), torch.float32, device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert ops.bias_dropout_add(x.bfloat16(), bias, residual).dtype is torch.float32
-    compiled = torch.compile(ops.gelu_dropout, backend="aot_eager", fullgraph=True)
-    draws = []
-    for _ in "ab":
-        torch.manual_seed(0)
-        draws.append(compiled(x, 0.5))
-    assert torch.equal(*draws)
-    kept = draws[0] != 0
-    torch.testing.assert_close(draws[0][kept], 2 * F.gelu(x)[kept])
-
-
-def test_errors(device, compiled):
-    x, bias, residual = inputs((4, 8), torch.float32, device)
-    with pytest.raises(ValueError, match="p must be between 0 and 1, got 1.5"):
-        ops.gelu_dropout(x, 1.5)
-    for arguments, match in (
-        ((x, bias[:3], residual), r"bias has shape \(3,?\), but x has 8 channels"),
-        ((x, bias, residual[:2]), r"residual has shape \(2, 8\), expected \(4, 8\)"),
-        ((x, bias, residual.double()), "residual has another dtype than x"),
-        ((x.int(), None, residual.int()), "expected float64, float32, float16 or bfloat16"),
-    ):
-        with pytest.raises(RuntimeError, match=match):
-            ops.bias_dropout_add(*arguments)
-
-
-def test_other_names():
-    assert ops.fused_gelu_dropout is ops.gelu_dropout
-
-
 @pytest.mark.cuda
 def test_a_graph_drops_other_elements_at_each_replay():
     x = torch.randn(64, 256, device="cuda")
@@ -191,3 +151,18 @@ def test_more_elements_than_32_bits_count():
     y = ops.bias_dropout_add(x, None, torch.zeros_like(x), 0.5)
     assert not torch.equal(y[:4096], y[-4096:])
     assert abs((y[-(2**20) :] != 0).float().mean().item() - 0.5) < 0.005
+
+
+@pytest.mark.parametrize(("shape", "dim"), CHANNELS)
+def test_the_gradient_of_the_bias_sums_that_of_x(device, compiled, shape, dim):
+    for dtype in (torch.float64, torch.bfloat16):
+        x, bias, _ = inputs(shape, dtype, device, dim)
+        leaves = [t.requires_grad_() for t in (x, bias)]
+        y = ops.bias_dropout_add(*leaves, torch.zeros_like(x), 0.4, dim=dim)
+        of_x, of_bias = torch.autograd.grad(y, leaves, torch.randn_like(x))
+        others = [d for d in range(x.dim()) if d != dim % x.dim()]
+        want = of_x.double().sum(others) if others else of_x.double()
+        rounding = torch.finfo(dtype).eps * max(1, x.numel() ** 0.5)
+        torch.testing.assert_close(of_bias.double(), want, rtol=4 * torch.finfo(dtype).eps, atol=8 * rounding)
+        if x.numel() > 1000:
+            assert 0.2 < (of_x == 0).double().mean() < 0.6

@@ -1,12 +1,9 @@
 import pytest
 import torch
-from helpers import DTYPES, check_gradients, check_operator
-from support.selection import each_once
+from helpers import DTYPES
 
 from kfconvert import ops
 from kfconvert.ops.fused.group_norm_act import reference
-
-OPERATORS = torch.ops.kfconvert
 
 
 def inputs(shape, dtype, device, offset=0.0):
@@ -14,55 +11,11 @@ def inputs(shape, dtype, device, offset=0.0):
     return x, *torch.randn(2, shape[1], device=device).to(dtype)
 
 
-@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
-def test_as_accurate_as_aten(device, dtype, activation):
-    x, weight, bias = inputs((3, 8, 5, 8), dtype, device)
-    for w, b in ((weight, bias), (None, bias), (weight, None), (None, None)):
-        check_operator(ops.group_norm_act, reference, x, 4, w, b, activation=activation, negative_slope=0.2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("shape", "groups"),
-    [
-        ((2, 6), 3),
-        ((1, 4, 1), 2),
-        ((2, 6, 5), 6),
-        ((2, 6, 5), 1),
-        ((1, 8, 33, 65), 2),
-        ((2, 16, 32, 32), 4),
-        ((2, 4, 3, 4, 8), 2),
-        ((0, 4, 3, 3), 2),
-        ((2, 4, 0, 3), 2),
-    ],
-)
-def test_shapes(device, shape, groups, dtype):
-    x, weight, bias = inputs(shape, dtype, device)
-    y = ops.group_norm_act(x, groups, weight, bias, activation="silu")
-    assert y.shape == x.shape and y.is_contiguous()
-    if x.numel() > 0:
-        check_operator(ops.group_norm_act, reference, x, groups, weight, bias, 1e-6, "silu")
-
-
-def test_rows_far_from_zero(device):
-    x, weight, bias = inputs((2, 8, 64, 64), torch.float32, device, offset=300.0)
-    check_operator(ops.group_norm_act, reference, x, 2, weight, bias)
-
-
 @pytest.mark.parametrize("inner", [1, 5, 64, 1000, 40000])
 def test_nothing_is_left_of_equal_values(device, inner):
     values = torch.tensor([0.1709, 1.3, -7.77, 1e4, 1e-4], device=device)
     x = values[:, None, None].expand(5, 4, inner).contiguous()
     assert torch.equal(ops.group_norm_act(x, 2, eps=1e-12), torch.zeros_like(x))
-
-
-def test_other_layouts(device):
-    x, weight, bias = inputs((2, 8, 6, 10), torch.float32, device)
-    many = torch.randn(16, device=device)
-    for view in (x.contiguous(memory_format=torch.channels_last), x[..., ::2], x.transpose(2, 3), x[:, :, 1:]):
-        y = ops.group_norm_act(view, 2, weight, many[::2], activation="relu")
-        assert y.is_contiguous()
-        torch.testing.assert_close(y, reference(view, 2, weight, many[::2], activation="relu"))
 
 
 def test_special_values(device):
@@ -74,39 +27,48 @@ def test_special_values(device):
         assert got.isnan().sum() == 3 * 4 * 16
 
 
+def around_a_half(shape, dtype, device):
+    x = torch.randn(shape, device=device).mul(2).add(0.5).to(dtype)
+    return x, *torch.randn(2, shape[1], device=device).to(dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, dtype):
-    x, weight, bias = inputs((3, 8, 6), dtype, device)
-    grads = [torch.randn(x.shape, device=device).to(dtype)]
-    mine, aten = ((lambda x, w, b, f=f: f(x, 4, w, b, activation="silu")) for f in (ops.group_norm_act, reference))
-    check_gradients(mine, aten, [x, weight, bias], grads)
+@pytest.mark.parametrize("shape", [(5, 6), (3, 4, 1, 1)])
+def test_groups_of_one_value(device, shape, dtype):
+    leaves = [t.requires_grad_() for t in around_a_half(shape, dtype, device)]
+    y = ops.group_norm_act(leaves[0], shape[1], *leaves[1:], activation="silu")
+    grad = torch.randn_like(y)
+    grad_x, grad_weight, grad_bias = torch.autograd.grad(y, leaves, grad)
+    assert torch.equal(grad_x, torch.zeros_like(grad_x)) and torch.equal(grad_weight, torch.zeros_like(grad_weight))
+    bias = leaves[2].detach().double().expand(shape[0], -1).requires_grad_()
+    (want,) = torch.autograd.grad(torch.nn.functional.silu(bias), bias, grad.flatten(1).double())
+    torch.testing.assert_close(grad_bias, want.sum(0).to(dtype))
 
 
-def test_gradcheck(device):
-    leaves = [t.requires_grad_() for t in inputs((2, 4, 3), torch.float64, device)]
-    code = ops.ACTIVATIONS["silu"].code
-    assert torch.autograd.gradcheck(lambda x, w, b: OPERATORS.group_norm_act(x, 2, w, b, 1e-5, code, 0.01), leaves)
+@pytest.mark.parametrize("shape", [(2, 8, 4, 8), (2, 8, 64, 64)])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_without_weight_or_bias(device, shape, activation):
+    x, weight, bias = around_a_half(shape, torch.float32, device)
+    grad = torch.randn_like(x)
+    for w, b in ((weight, None), (None, bias), (None, None)):
+        leaves = [t.clone().requires_grad_() for t in (x, w, b) if t is not None]
+
+        def run(function, missing):
+            given = iter(leaves)
+            affine = [missing if t is None else next(given) for t in (x, w, b)]
+            y = function(affine[0], 2, *affine[1:], activation=activation)
+            return torch.autograd.grad(y, leaves, grad)
+
+        # With a bias and no weight ATen's backward of torch 2.11 fails.
+        want = run(reference, torch.ones_like(weight) if w is None and b is not None else None)
+        torch.testing.assert_close(run(ops.group_norm_act, None), want, rtol=1e-4, atol=1e-4)
 
 
-def test_opcheck(device):
-    code = ops.ACTIVATIONS["silu"].code
-    for requires_grad in (False, True):
-        x, *affine = (t.requires_grad_(requires_grad) for t in inputs((2, 4, 3, 3), torch.float32, device))
-        torch.library.opcheck(OPERATORS.group_norm_act.default, (x, 2, *affine, 1e-5, code, 0.01))
-    x, *affine = inputs((2, 4, 3, 3), torch.float32, device)
-    for layout in (x, x.contiguous(memory_format=torch.channels_last)):
-        torch.library.opcheck(OPERATORS.group_norm_act_inference.default, (layout, 2, *affine, 1e-5, code, 0.01))
-
-
-def test_errors(device, compiled):
-    x, weight, bias = inputs((4, 8, 2), torch.float32, device)
-    for arguments, match in (
-        ((x, 3), "8 channels do not make 3 groups"),
-        ((x, 0), "8 channels do not make 0 groups"),
-        ((x, 2, weight[:5]), r"weight has shape \(5,?\), but x has 8 channels"),
-        ((x, 2, weight, bias.double()), "bias has another dtype than x"),
-        ((x.int(), 2), "expected float64, float32, float16 or bfloat16"),
-        ((x[0, 0], 2), r"expected \(N, C, ...\)"),
-    ):
-        with pytest.raises(RuntimeError, match=match):
-            ops.group_norm_act(*arguments)
+def test_nan_stays_in_its_group(device):
+    x, weight, bias = around_a_half((2, 8, 4, 4), torch.float32, device)
+    x[0, 0, 1, 1] = float("nan")
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    y = ops.group_norm_act(leaves[0], 2, *leaves[1:], activation="silu")
+    grad_x, grad_weight, _ = torch.autograd.grad(y.sum(), leaves)
+    assert grad_x[0, :4].isnan().all() and not grad_x[0, 4:].isnan().any() and not grad_x[1].isnan().any()
+    assert grad_weight[:4].isnan().all() and not grad_weight[4:].isnan().any()

@@ -4,20 +4,12 @@ import pytest
 import torch
 from helpers import DTYPES
 from support.accuracy import assert_as_accurate
-from support.selection import pairwise
 
 from kfconvert import ops
 from kfconvert.kernels import reference
 
-OPERATORS = torch.ops.kfconvert
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FORMATS = (torch.contiguous_format, torch.channels_last)
-# Whole packs of pixels and of elements and others, rows for several threads, channels for more than one block.
-SHAPES = [
-    (8, 16, 3), (2, 8, 16, 3), (7, 5, 3), (3, 7, 5, 3), (2, 150, 211, 3), (2, 160, 208, 3), (2, 4, 8, 4), (2, 5, 3, 4),
-    (2, 4, 8, 1), (3, 5, 7, 1), (2, 6, 4, 2), (2, 3, 4, 5), (1, 2, 3, 1100), (1, 1, 3), (2, 1, 1, 3), (2, 1, 8, 3),
-    (2, 8, 1, 3), (0, 4, 8, 3), (2, 0, 8, 3), (2, 4, 8, 0),
-]  # fmt: skip
 
 
 def bytes_of(*shape, device="cpu"):
@@ -38,17 +30,6 @@ def check(image, mean, std, dtype, memory_format):
     planes = y.movedim(-3, -1) if memory_format == torch.channels_last else y
     assert planes.is_contiguous()
     return y
-
-
-@pairwise(memory_format=FORMATS, dtype=DTYPES, shape=SHAPES)
-def test_shapes(device, shape, dtype, memory_format):
-    image = bytes_of(*shape, device=device)
-    mean, std = numbers(shape[-1])
-    given = check(image, mean, std, dtype, memory_format)
-    assert given.shape == (*shape[:-3], shape[-1], *shape[-3:-1])
-    tensors = [torch.tensor(value, device=device, dtype=torch.float64) for value in (mean, std)]
-    for values in (tensors, (mean, tensors[1]), (tensors[0], std)):
-        torch.testing.assert_close(check(image, *values, dtype, memory_format), given)
 
 
 @pytest.mark.parametrize("memory_format", FORMATS)
@@ -120,19 +101,6 @@ def test_crop_is_that_of_torchvision():
     torch.testing.assert_close(ours, theirs)
 
 
-def test_errors_of_crop(device, compiled):
-    image = bytes_of(4, 8, 3, device=device)
-    for crop in ((0, 0, 5, 8), (0, 1, 4, 8), (-1, 0, 2, 2), (0, 0, -1, 2), (4, 8, 1, 1)):
-        with pytest.raises(RuntimeError, match=r"crop \(.*\) is not inside an image of 4 x 8$"):
-            ops.normalize_image(image, MEAN, STD, crop=crop)
-    for crop in (3, (1, 2), image, "text"):
-        with pytest.raises(TypeError, match=r"crop must be \(top, left, height, width\)"):
-            ops.normalize_image(image, MEAN, STD, crop=crop)
-    for crop in ((0, 0, 2.5, 2), (0, 0, None, 2), (0, 0, True, 2)):
-        with pytest.raises(TypeError, match="crop must be an integer"):
-            ops.normalize_image(image, MEAN, STD, crop=crop)
-
-
 def test_batches_are_channels_last(device, compiled):
     y = ops.normalize_image(bytes_of(2, 4, 6, 3, device=device), MEAN, STD, memory_format=torch.channels_last)
     assert y.is_contiguous(memory_format=torch.channels_last) and y.stride() == (72, 1, 18, 3)
@@ -145,83 +113,3 @@ def test_tensors_are_numbers(device, compiled):
     assert not ops.normalize_image(bytes_of(4, 8, 3, device=device), mean, std).requires_grad
     y = ops.normalize_image(bytes_of(4, 8, 3, device=device), mean, torch.zeros(3, device=device))
     assert not y.isfinite().any()
-
-
-@pytest.mark.parametrize("memory_format", FORMATS)
-def test_opcheck(device, memory_format):
-    like, last = torch.empty(0, device=device, dtype=torch.float16), memory_format == torch.channels_last
-    mean, std = (torch.tensor(value, device=device) for value in (MEAN, STD))
-    for image in (bytes_of(4, 8, 3, device=device), bytes_of(2, 5, 7, 3, device=device)[:, 1:, 2:]):
-        for values in ((None, None, MEAN, STD), (mean, std, [], [])):
-            torch.library.opcheck(OPERATORS.normalize_image.default, (image, *values, like, last))
-
-
-def test_errors(device, compiled):
-    image = bytes_of(4, 8, 3, device=device)
-    ones = torch.ones(4, device=device)
-    for call, match in (
-        (lambda: ops.normalize_image(image.float(), MEAN, STD), "expected uint8"),
-        (lambda: ops.normalize_image(image[0], MEAN, STD), r"shape \(8, 3\), expected \(H, W, C\) or \(N, H, W, C\)"),
-        (lambda: ops.normalize_image(image, MEAN, STD, dtype=torch.int32), "expected float64, float32, float16"),
-        (lambda: ops.normalize_image(image, MEAN[:2], STD), "mean has 2 values, but image has 3 channels"),
-        (lambda: ops.normalize_image(image, MEAN, (*STD, 1)), "std has 4 values, but image has 3 channels"),
-        (lambda: ops.normalize_image(image, MEAN, ones), r"std has shape \(4,\), expected \(3,\)"),
-        (lambda: ops.normalize_image(image, ones[:3, None], STD), r"mean has shape \(3, 1\), expected \(3,\)"),
-        (lambda: ops.normalize_image(image, MEAN, (1, 0, 1)), "std has a value of 0"),
-        (
-            lambda: ops.normalize_image(image, MEAN, STD, memory_format=torch.channels_last_3d),
-            "memory_format must be torch.contiguous_format or torch.channels_last",
-        ),
-    ):
-        with pytest.raises(RuntimeError, match=r"^kfconvert::normalize_image: .*" + match) as error:
-            call()
-        assert "\n" not in str(error.value)
-
-
-def test_errors_of_the_kernels(device):
-    image = bytes_of(4, 8, 3, device=device)
-    many = bytes_of(4, 8, 5, device=device)
-    like, ones = torch.empty(0, device=device), torch.ones(3, device=device)
-    for arguments, match in (
-        ((image.char(), None, None, MEAN, STD, like, False), "expected uint8"),
-        ((image[0], None, None, MEAN, STD, like, False), r"image has shape \(8, 3\)"),
-        ((image, None, None, MEAN[:2], STD, like, False), "expected a mean and a std for each of 3 channels"),
-        ((image, None, None, [], [], like, False), "expected a mean and a std for each of 3 channels"),
-        ((many, None, None, [0.5] * 5, [0.5] * 5, like, True), "in tensors for more than 4"),
-        ((image, ones, None, [], STD, like, False), "both be tensors or both be numbers"),
-        ((image, ones, ones[:2], [], [], like, False), r"std has shape \(2\), expected \(3,\)"),
-        ((image, ones, ones.double(), [], [], like, False), "std must be float32"),
-        ((image, None, None, MEAN, STD, like.int(), False), "expected float64, float32, float16 or bfloat16"),
-    ):
-        with pytest.raises(RuntimeError, match=match):
-            OPERATORS.normalize_image(*arguments)
-
-
-def test_compile(device):
-    image, mean = bytes_of(2, 4, 8, 3, device=device), torch.tensor(MEAN, device=device)
-
-    def prepare(image):
-        planes = ops.normalize_image(image, MEAN, STD, dtype=torch.bfloat16, memory_format=torch.channels_last)
-        return planes, ops.normalize_image(image, mean, STD)
-
-    for mine, eager in zip(torch.compile(prepare, backend="aot_eager", fullgraph=True)(image), prepare(image)):
-        assert torch.equal(mine, eager) and mine.stride() == eager.stride()
-
-
-@pytest.mark.cuda
-def test_two_devices():
-    image = bytes_of(4, 8, 3, device="cuda")
-    for arguments in ((torch.tensor(MEAN), STD), (MEAN, torch.tensor(STD))):
-        with pytest.raises(RuntimeError, match="is on another device than image"):
-            ops.normalize_image(image, *arguments)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.gpu_memory(30)
-def test_more_elements_than_32_bits_count(memory_format):
-    image = torch.zeros(2, 2**15, 10944, 3, device="cuda", dtype=torch.uint8)  # 2^31 + 4194304
-    image[0, 0, 0] = image[-1, -1, -1] = 255
-    y = ops.normalize_image(image, [0.5] * 3, [0.25] * 3, dtype=torch.float16, memory_format=memory_format)
-    assert (y[0, :, 0, 0] == 2).all() and (y[-1, :, -1, -1] == 2).all()
-    assert (y == 2).sum() == 6 and (y == -2).sum() == y.numel() - 6

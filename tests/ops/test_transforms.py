@@ -12,44 +12,22 @@ from kfconvert.kernels import reference
 from kfconvert.ops.declaration import OPERATORS
 
 # name -> (a call with the operators of a package, the shapes of its tensors)
-PAIR, ROWS, IMAGE = [(3, 4), (4,)], [(3, 4), (4,), (4,)], [(1, 2, 4, 4), (3, 2, 3, 3), (3,), (3,), (3,)]
+IMAGE = [(1, 2, 4, 4), (3, 2, 3, 3), (3,), (3,), (3,)]
 CALLS = {
-    "add_relu": (lambda p, x, y: p.add_relu(x, y), PAIR),
-    "multiply_relu": (lambda p, x, y: p.multiply_relu(x, y), PAIR),
-    "add_sigmoid": (lambda p, x, y: p.add_sigmoid(x, y), PAIR),
-    "mul_tanh": (lambda p, x, y: p.mul_tanh(x, y), PAIR),
-    "add_mul_exp": (lambda p, x, y: p.add_mul_exp(x, y), PAIR),
-    "swish_multiply": (lambda p, x, y: p.swish_multiply(x, y), PAIR),
-    "geglu": (lambda p, x, y: p.geglu(x, y), PAIR),
-    "mish_scale": (lambda p, x, y: p.mish_scale(x, y), PAIR),
-    "bias_relu": (lambda p, x, b: p.bias_relu(x, b), PAIR),
-    "bias_gelu": (lambda p, x, b: p.bias_gelu(x, b), PAIR),
-    "bias_silu": (lambda p, x, b: p.bias_silu(x, b), PAIR),
-    "prelu_bias": (lambda p, x, b, w: p.prelu_bias(x, w, b), ROWS),
     "gelu_dropout": (lambda p, x: p.gelu_dropout(x, 0.0), [(3, 4)]),
     "bias_dropout_add": (lambda p, x, b, r: p.bias_dropout_add(x, b, r, 0.0), [(3, 4), (4,), (3, 4)]),
-    "layer_norm_relu": (lambda p, x, w, b: p.layer_norm_relu(x, 4, w, b), ROWS),
-    "layer_norm_gelu": (lambda p, x, w, b: p.layer_norm_gelu(x, 4, w, b), ROWS),
-    "layer_norm_silu": (lambda p, x, w, b: p.layer_norm_silu(x, 4, w, b), ROWS),
     "add_layer_norm": (lambda p, x, r, w, b: p.add_layer_norm(x, r, 4, w, b), [(2, 3, 4), (3, 4), (4,), (4,)]),
-    "rms_norm": (lambda p, x, w: p.rms_norm(x, 4, w), PAIR),
-    "rms_norm_gelu": (lambda p, x, w: p.rms_norm_gelu(x, 4, w), PAIR),
     "add_rms_norm": (lambda p, x, r, w: p.add_rms_norm(x, r, 4, w), [(2, 3, 4), (3, 4), (4,)]),
-    "group_norm_silu": (lambda p, x, w, b: p.group_norm_silu(x, 2, w, b), [(2, 4, 3), (4,), (4,)]),
     "batch_norm_relu": (
         lambda p, x, w, b: p.batch_norm_relu(x, w, b, torch.zeros_like(w), torch.ones_like(w)),
         [(2, 4, 3), (4,), (4,)],
     ),
-    "softmax": (lambda p, x, m: p.softmax(x, scale=0.7, mask=m), PAIR),
     "softmax of some": (
         lambda p, x: p.softmax(x, mask=torch.tensor([True, False, True, True], device=x.device)),
         [(3, 4)],
     ),
     "cross_entropy": (lambda p, x: p.cross_entropy(x, classes(x), label_smoothing=0.1), [(3, 4)]),
     "cross_entropy of rows": (lambda p, x: p.cross_entropy(x, classes(x), reduction="none"), [(3, 4)]),
-    "reduce_sum_squared": (lambda p, x: p.reduce_sum_squared(x, -1), [(3, 4)]),
-    "reduce_mean_abs": (lambda p, x: p.reduce_mean_abs(x, -1), [(3, 4)]),
-    "mse_loss": (lambda p, x, y: p.mse_loss(x, y), [(3, 4), (3, 4)]),
     "fused_linear_activation": (
         lambda p, x, w, b: p.fused_linear_activation(x, w, b, "silu"),
         [(3, 4), (5, 4), (5,)],
@@ -67,8 +45,12 @@ CALLS = {
         [(4,)],
     ),
 }
-# Whose tensors are no random numbers: variances (batch_norm_relu stands for that one), bytes, integers in the output.
-NO_EXAMPLE = ("batch_norm_act", "normalize_image", "quantize_int8")
+# One of the functions that share an operator; their declared examples are the calls.
+DECLARED = (
+    "add_relu", "add_mul_exp", "mul_tanh", "geglu", "mish_scale", "bias_gelu", "prelu_bias", "layer_norm_gelu",
+    "rms_norm", "group_norm_act", "softmax", "reduce_sum_squared", "reduce_mean_abs", "mse_loss", "rope", "conv_act",
+    "linear_act",
+)  # fmt: skip
 
 
 def of_declaration(name):
@@ -82,17 +64,12 @@ def of_declaration(name):
     return call, [value.shape for value in example if isinstance(value, torch.Tensor)]
 
 
-CALLS |= {
-    name: of_declaration(name)
-    for name, operator in OPERATORS.items()
-    if operator.is_compiled and not operator.has_no_backward and name not in (*CALLS, *NO_EXAMPLE)
-}
+CALLS |= {name: of_declaration(name) for name in DECLARED}
 # Those whose backward is a compiled kernel.
 WITH_BACKWARD_KERNELS = [
-    "multiply_relu", "mul_tanh", "swish_multiply", "geglu", "mish_scale", "bias_relu", "bias_gelu", "bias_silu",
-    "gelu_dropout", "bias_dropout_add", "layer_norm_relu", "layer_norm_gelu", "layer_norm_silu", "add_layer_norm",
-    "rms_norm", "rms_norm_gelu", "add_rms_norm", "softmax", "softmax of some", "cross_entropy",
-    "cross_entropy of rows", "fused_linear_activation", "conv2d_bn_act", "embedding_layer_norm",
+    "mul_tanh", "geglu", "mish_scale", "bias_gelu", "prelu_bias", "gelu_dropout", "bias_dropout_add", "layer_norm_gelu",
+    "add_layer_norm", "rms_norm", "add_rms_norm", "group_norm_act", "softmax", "softmax of some", "cross_entropy",
+    "cross_entropy of rows", "fused_linear_activation", "conv2d_bn_act", "batch_norm_relu", "embedding_layer_norm",
 ]  # fmt: skip
 
 

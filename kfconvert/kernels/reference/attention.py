@@ -35,7 +35,8 @@ def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -
 def block_sparse_attention(q, k, v, layout, block_size, scale=None) -> Tensor:
     blocks = torch.ones(block_size, block_size, dtype=torch.uint8, device=q.device)
     seen = torch.kron(layout.to(torch.uint8), blocks)[..., : q.shape[-2], : k.shape[-2]].bool()
-    scores = attention_score(q, k, scale).masked_fill(~seen, torch.finfo(q.dtype).min)
+    scores = attention_score(q, k, scale)
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
     return (torch.softmax(scores, -1) * seen) @ v  # the lowest value, because a row of -inf gives NaN
 
 

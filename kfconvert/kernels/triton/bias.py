@@ -7,21 +7,10 @@ from torch import Tensor
 
 from ...ops.fused.bias_act import check_terms
 from ...ops.standalone.prelu_bias import check_prelu
+from ..named import over
 from .activations import activate
 from .arguments import laid_out_as, require_forward
 from .launch import by_channel, channel_of, launch, tile
-
-
-def bias_relu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    return _bias_act(x, bias, dim, "relu")
-
-
-def bias_gelu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    return _bias_act(x, bias, dim, "gelu")
-
-
-def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    return _bias_act(x, bias, dim, "silu")
 
 
 def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
@@ -47,7 +36,7 @@ def _kernel(
     tl.store(y + at, activate(v, ACTIVATION, 0.0), inside)
 
 
-def _bias_act(x, bias, dim, activation):
+def _bias_act(x, bias, activation, dim):
     check_terms("bias_act", x, bias, None, dim)
     require_forward("bias_act", x, bias)
     return _launched(x, bias, None, dim, activation)
@@ -60,3 +49,9 @@ def _launched(x, bias, weight, dim, activation):
     x = laid_out_as(y, x)
     launch(_kernel, y, x, bias.contiguous(), weight, y, channels, ACTIVATION=activation, **matrix)
     return y
+
+
+_NAMED = over({"bias_act": _bias_act}, "bias_gelu", "bias_relu", "bias_silu")
+globals().update(_NAMED)
+
+__all__ = ["prelu_bias", *_NAMED]

@@ -4,47 +4,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.activations import BY_CODE, CODES, EXP_TWICE, MISH
+from ...ops.activations import BY_CODE, CODES
 from ...ops.fused.combine_act import Combination, check_pair, empty_result
+from ..named import over
 from .activations import activate
 from .arguments import laid_out_as, require_forward
 from .launch import launch, tile
 
 
-def add_relu(x: Tensor, y: Tensor) -> Tensor:
-    return _combined(x, y, Combination.SUM, CODES["relu"])
-
-
-def multiply_relu(x: Tensor, y: Tensor) -> Tensor:
-    return _combined(x, y, Combination.PRODUCT, CODES["relu"])
-
-
-def add_sigmoid(x: Tensor, y: Tensor) -> Tensor:
-    return _combined(x, y, Combination.SUM, CODES["sigmoid"])
-
-
-def mul_tanh(x: Tensor, y: Tensor) -> Tensor:
-    return _combined(x, y, Combination.PRODUCT, CODES["tanh"])
-
-
-def add_mul_exp(x: Tensor, y: Tensor) -> Tensor:
-    return _combined(x, y, Combination.SUM, EXP_TWICE.code)
-
-
 def act_mul(gate: Tensor, up: Tensor, activation: str, negative_slope: float = 0.01) -> Tensor:
     return _combined(gate, up, Combination.GATED, CODES[activation], negative_slope)
-
-
-def swish_multiply(gate: Tensor, up: Tensor) -> Tensor:
-    return act_mul(gate, up, "silu")
-
-
-def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    return act_mul(gate, up, "gelu")
-
-
-def mish_scale(x: Tensor, scale: Tensor) -> Tensor:
-    return _combined(x, scale, Combination.GATED, MISH.code)
 
 
 @triton.jit
@@ -74,3 +43,10 @@ def _combined(x, other, combination, code, negative_slope=0.01):
     names = {"COMBINATION": combination.name, "ACTIVATION": BY_CODE[code].name}
     launch(_kernel, y, x, other, y, negative_slope, rows=1, cols=y.numel(), **names)
     return y
+
+
+_PAIRS = ("add_mul_exp", "add_relu", "add_sigmoid", "mish_scale", "mul_tanh", "multiply_relu")
+_NAMED = {**over({"combine_act": _combined}, *_PAIRS), **over({"act_mul": act_mul}, "geglu", "swish_multiply")}
+globals().update(_NAMED)
+
+__all__ = ["act_mul", *_NAMED]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ops.activations import BY_CODE, CODES
 from ...ops.norms import as_shape, check_norm, row_count
-from ...ops.standalone.norm_names import rms_eps, shape_weight_eps
+from ..named import over
 from .activations import activate
 from .arguments import repeated_rows, require_forward, require_width
 from .launch import WIDEST, launch, tile
@@ -30,22 +30,6 @@ def layer_norm_act(
     return _norm(True, x, normalized_shape, residual, return_sum, affine, activation, negative_slope)
 
 
-def layer_norm_relu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Tensor:
-    return layer_norm_act(x, normalized_shape, weight, bias, eps, "relu")
-
-
-def layer_norm_gelu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Tensor:
-    return layer_norm_act(x, normalized_shape, weight, bias, eps, "gelu")
-
-
-def layer_norm_silu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Tensor:
-    return layer_norm_act(x, normalized_shape, weight, bias, eps, "silu")
-
-
-def add_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e-5) -> tuple[Tensor, Tensor]:
-    return layer_norm_act(x, normalized_shape, weight, bias, eps, "none", residual, True)
-
-
 def rms_norm_act(
     x,
     normalized_shape,
@@ -59,19 +43,6 @@ def rms_norm_act(
 ) -> Tensor | tuple[Tensor, Tensor]:
     affine = weight, None, eps, offset
     return _norm(False, x, normalized_shape, residual, return_sum, affine, activation, negative_slope)
-
-
-def rms_norm(x, normalized_shape, weight=None, eps=None) -> Tensor:
-    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps))
-
-
-def rms_norm_gelu(x, normalized_shape=None, weight=None, eps=None) -> Tensor:
-    normalized_shape, weight, eps = shape_weight_eps("rms_norm_gelu", normalized_shape, weight, eps)
-    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "gelu")
-
-
-def add_rms_norm(x, residual, normalized_shape, weight=None, eps=None) -> tuple[Tensor, Tensor]:
-    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "none", residual, True)
 
 
 @triton.jit
@@ -116,3 +87,13 @@ def _norm(center, x, normalized_shape, residual, return_sum, affine, activation,
     if not return_sum:
         return y
     return y, x if residual is None else s
+
+
+_LAYER_NORMS = ("add_layer_norm", "layer_norm_gelu", "layer_norm_relu", "layer_norm_silu")
+_NAMED = {
+    **over({"layer_norm_act": layer_norm_act}, *_LAYER_NORMS),
+    **over({"rms_norm_act": rms_norm_act}, "add_rms_norm", "rms_norm", "rms_norm_gelu"),
+}
+globals().update(_NAMED)
+
+__all__ = ["layer_norm_act", "rms_norm_act", *_NAMED]

@@ -7,7 +7,6 @@ summed over all other dimensions, in the same pass over memory.
 import torch
 
 from ..activations import BY_CODE, CODES, apply_activation
-from ..arguments import within
 from ..declaration import declare
 from ..double_backward import differentiable_gradients, is_differentiated
 from ..registration import (
@@ -93,8 +92,7 @@ def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, resid
 
 def check_channels(operator: str, name: str, x: torch.Tensor, values: torch.Tensor, dim: int) -> None:
     """Raises RuntimeError unless ``values`` are (x.shape[dim],)."""
-    fits = within(operator, "dim", -x.dim(), dim, x.dim() - 1)
-    require(fits, operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
+    require(-x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
     require(
         values.dim() == 1 and values.shape[0] == x.shape[dim],
         operator,
@@ -133,10 +131,6 @@ def _compose_backward(grad, saved, bias, residual, code, negative_slope, dim):
     return torch.empty_like(saved).copy_(g)
 
 
-def _fake_backward(grad, saved, bias, residual, code, negative_slope, dim):
-    return torch.empty_like(saved)
-
-
 def sum_by_channel(values, dim):
     """Sums ``values`` over all dimensions except ``dim``; returns shape (values.shape[dim],)."""
     others = [d for d in range(values.dim()) if d != dim % values.dim()]
@@ -149,11 +143,6 @@ def _compose_gradients(grad, saved, bias, residual, code, negative_slope, dim):
         return saved.new_empty(0), sum_by_channel(grad, dim)
     g = _compose_backward(grad, saved, bias, residual, code, negative_slope, dim)
     return g, sum_by_channel(g, dim)
-
-
-def _fake_gradients(grad, saved, bias, residual, code, negative_slope, dim):
-    of_sum = saved.new_empty(0) if code == 0 else torch.empty_like(saved)
-    return of_sum, saved.new_empty(saved.shape[dim])
 
 
 def _save(ctx, inputs, output):
@@ -199,13 +188,9 @@ def _differentiate(ctx, grad):
 _ARGUMENTS = "Tensor? bias, Tensor? residual, int activation, float negative_slope, int dim"
 _OPERATOR, _INFERENCE = define_with_twin(f"bias_act(Tensor x, {_ARGUMENTS}) -> Tensor", _compose, _fake)
 _IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}=-1) -> ()", _compose_in_place, _fake_in_place)
-_BACKWARD = define(
-    f"bias_act_backward(Tensor grad, Tensor saved, {_ARGUMENTS}) -> Tensor", _compose_backward, _fake_backward
-)
+_BACKWARD = define(f"bias_act_backward(Tensor grad, Tensor saved, {_ARGUMENTS}) -> Tensor", _compose_backward)
 _GRADIENTS = define(
-    f"bias_act_gradients(Tensor grad, Tensor saved, {_ARGUMENTS}) -> (Tensor, Tensor)",
-    _compose_gradients,
-    _fake_gradients,
+    f"bias_act_gradients(Tensor grad, Tensor saved, {_ARGUMENTS}) -> (Tensor, Tensor)", _compose_gradients
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

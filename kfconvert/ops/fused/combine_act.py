@@ -53,13 +53,14 @@ def combine_act(
     """
     if not has_kernels(x):
         check_pair("combine_act", x, other)
-        return _reference(x, other, combination, code, negative_slope)
+        return reference(x, other, combination, code, negative_slope)
     if wants_gradient(x, other):
         return _DIFFERENTIABLE(x, other, combination, code, negative_slope)
     return _INFERENCE(x, other, combination, code, negative_slope)
 
 
-def _reference(x, other, combination, code, negative_slope):
+def reference(x, other, combination, code, negative_slope=0.01):
+    """Computes :func:`combine_act` in plain ATen, differentiable."""
     act = BY_CODE[code].reference
     if combination == Combination.GATED:
         return act(x, negative_slope) * other
@@ -84,12 +85,7 @@ def empty_result(x, other):
 
 def _compose(x, other, combination, code, negative_slope):
     check_pair("combine_act", x, other)
-    return empty_result(x, other).copy_(_reference(x, other, combination, code, negative_slope))
-
-
-def _fake(x, other, combination, code, negative_slope):
-    check_pair("combine_act", x, other)
-    return empty_result(x, other)
+    return empty_result(x, other).copy_(reference(x, other, combination, code, negative_slope))
 
 
 def _compose_backward(grad, x, other, combination, code, negative_slope):
@@ -101,10 +97,6 @@ def _compose_backward(grad, x, other, combination, code, negative_slope):
     g = activation.backward(grad * other if gated else grad, saved, negative_slope)
     grads = (g, grad * activated) if gated else (g * other, g * x)
     return tuple(empty_result(x, other).copy_(gradient) for gradient in grads)
-
-
-def _fake_backward(grad, x, other, combination, code, negative_slope):
-    return empty_result(x, other), empty_result(x, other)
 
 
 def _save(ctx, inputs, output):
@@ -130,7 +122,7 @@ def _differentiate(ctx, grad):
     if ctx.saves_output:
         grads = (_grad_of_sum(grad, *ctx.saved_tensors, ctx.activation, ctx.negative_slope),) * 2
     elif is_differentiated():
-        grads = differentiable_gradients(lambda *pair: _reference(*pair, *options), ctx.saved_tensors, grad)
+        grads = differentiable_gradients(lambda *pair: reference(*pair, *options), ctx.saved_tensors, grad)
     elif ctx.combination == Combination.SUM:
         x, other = ctx.saved_tensors
         grads = (ctx.activation.backward(grad, x + other, ctx.negative_slope),) * 2
@@ -144,15 +136,12 @@ def _differentiate(ctx, grad):
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "combine_act(Tensor x, Tensor other, int combination, int activation, float negative_slope) -> Tensor",
-    _compose,
-    _fake,
+    "combine_act(Tensor x, Tensor other, int combination, int activation, float negative_slope) -> Tensor", _compose
 )
 _BACKWARD = define(
     "combine_act_backward(Tensor grad, Tensor x, Tensor other, int combination, int activation, "
     "float negative_slope) -> (Tensor, Tensor)",
     _compose_backward,
-    _fake_backward,
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

@@ -8,9 +8,7 @@ gradient is needed, the convolution and ``bias_act`` run, with their backward fo
 import torch
 import torch.nn.functional as F
 
-from ...torch_state import being_traced
 from ..activations import BY_CODE, CODES, apply_activation
-from ..arguments import require_tensors
 from ..declaration import declare
 from ..registration import (
     autocast,
@@ -80,7 +78,6 @@ def conv_act(
         ValueError: unknown activation or padding. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code = CODES[activation]
-    require_tensors(x, weight)
     if x.dim() == weight.dim() - 1:
         batched = None if residual is None else residual.unsqueeze(0)
         return conv_act(
@@ -98,7 +95,7 @@ def conv_act(
     if isinstance(padding, str):
         x, padding = _explicit_padding(x, weight, stride, padding, dilation)
     if not has_kernels(x):
-        _check(x, weight, bias, residual, stride, padding, dilation, groups)
+        _check(x, weight, bias, residual, groups)
         return reference(x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope)
     operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias, residual) else _INFERENCE
     strides, paddings, dilations = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
@@ -127,7 +124,7 @@ def _one_each(name: str, value: int | tuple[int, ...], spatial: int) -> list[int
     return numbers * (spatial if len(numbers) == 1 else 1)
 
 
-def _check(x, weight, bias, residual, stride, padding, dilation, groups):
+def _check(x, weight, bias, residual, groups):
     require(
         3 <= weight.dim() <= 5 and x.dim() == weight.dim(),
         "conv_act",
@@ -147,37 +144,6 @@ def _check(x, weight, bias, residual, stride, padding, dilation, groups):
             "conv_act",
             f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)",
         )
-    _check_geometry(x, weight, stride, padding, dilation, groups)
-
-
-def _check_geometry(x, weight, stride, padding, dilation, groups):
-    """Checks with one-line errors what ATen also rejects, in multiple lines if called from a compiled kernel."""
-    out, spatial = weight.shape[0], weight.dim() - 2
-    divides = out >= groups and out % groups == 0
-    require(divides, "conv_act", f"weight has {out} output channels, which {groups} groups do not divide")
-    stride, padding, dilation = (
-        tuple(_one_each(name, value, spatial))
-        for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
-    )
-    require(
-        min(stride) > 0 and min(dilation) > 0 and min(padding) >= 0,
-        "conv_act",
-        f"stride {stride} and dilation {dilation} must be positive, padding {padding} not negative",
-    )
-    # ATen accepts an empty batch or no channels, but not an empty image.
-    nothing = x.shape[0] == 0 or x.shape[1] == 0
-    numel = x.shape[0] * out
-    for size, kernel, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True):
-        room = size + 2 * p - d * (kernel - 1) - 1
-        require(
-            kernel > 0 and room >= 0 and (size > 0 or nothing),
-            "conv_act",
-            f"x of shape {tuple(x.shape)} with padding {padding} is smaller than weight of shape "
-            f"{tuple(weight.shape)} with dilation {dilation}",
-        )
-        numel = numel * (room // s + 1)
-    # A compiler would treat this as a bound of free sizes.
-    require(being_traced() or numel < 10**18, "conv_act", f"padding {padding} makes too large an output")
 
 
 def _convolve(x, weight, bias, residual, stride, padding, dilation, groups):
@@ -195,18 +161,13 @@ def _numbers(value):
 
 
 def _compose(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
-    _check(x, weight, bias, residual, stride, padding, dilation, groups)
+    _check(x, weight, bias, residual, groups)
     y = _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
     return BY_CODE[code].reference(y if residual is None else y + residual, negative_slope)
 
 
-def _fake(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
-    _check(x, weight, bias, residual, stride, padding, dilation, groups)
-    return _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
-
-
 def _decompose(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
-    _check(x, weight, bias, residual, stride, padding, dilation, groups)
+    _check(x, weight, bias, residual, groups)
     y = _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
     if code == 0 and residual is None:
         return y
@@ -217,7 +178,6 @@ _OPERATOR, _INFERENCE = define_with_twin(
     "conv_act(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int[] stride, int[] padding, "
     "int[] dilation, int groups, int activation, float negative_slope) -> Tensor",
     _compose,
-    _fake,
 )
 _DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

@@ -48,11 +48,6 @@ def _compose(q, k, v, keys, values, position, mask, cos, sin, scale):
     return attended(q, keys, values, mask, scale).contiguous()
 
 
-def _fake(q, k, v, keys, values, position, mask, cos, sin, scale):
-    _check(q, k, v, keys, values, position, mask, cos, sin)
-    return q.new_empty(q.shape)
-
-
 # q, k, v: (batch, heads, 1, size), with fewer heads of k and v if neighbours of q share them; keys, values: (batch,
 # heads, capacity, size); position: one int64; mask: (batch, heads, 1, capacity), boolean (True is visible) or added;
 # cos and sin: (batch, 1, 1, size). Returns (batch, heads, 1, size), dense, 0 if nothing is visible. No gradients.
@@ -60,5 +55,4 @@ decode_attention_ = define(
     "decode_attention_(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor position, "
     "Tensor? mask, Tensor? cos, Tensor? sin, float scale) -> Tensor",
     _compose,
-    _fake,
 )

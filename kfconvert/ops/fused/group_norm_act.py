@@ -9,12 +9,9 @@ Backward, with xhat = (x - mean) rstd, v = xhat weight + bias, g = grad * act'(v
 v is recomputed from x. Only x and the two statistics of each group are saved.
 """
 
-import math
-
 import torch
 
 from ..activations import BY_CODE, CODES, apply_activation
-from ..arguments import as_number, within
 from ..declaration import declare
 from ..double_backward import differentiable_gradients, is_differentiated
 from ..norms import accumulator
@@ -80,7 +77,7 @@ def group_norm_act(
     Raises:
         ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
-    code, eps = CODES[activation], as_number("group_norm_act", "eps", eps)
+    code, eps = CODES[activation], float(eps)
     if not has_kernels(x):
         _check(x, num_groups, weight, bias)
         return reference(x.contiguous(), num_groups, weight, bias, eps, activation, negative_slope)
@@ -95,7 +92,7 @@ def _check(x, num_groups, weight, bias):
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
     channels = x.shape[1]
     require(
-        within(operator, "num_groups", 1, num_groups, math.inf) and channels % num_groups == 0,
+        num_groups >= 1 and channels % num_groups == 0,
         operator,
         f"{channels} channels do not make {num_groups} groups",
     )
@@ -162,11 +159,6 @@ def _compose_backward(grad, x, mean, rstd, weight, bias, num_groups, code, negat
     )
 
 
-def _fake_backward(grad, x, mean, rstd, weight, bias, num_groups, code, negative_slope):
-    affine = (x.new_empty(0 if tensor is None else x.shape[1]) for tensor in (weight, bias))
-    return torch.empty_like(x, memory_format=torch.contiguous_format), *affine
-
-
 def _save(ctx, inputs, output):
     x, ctx.num_groups, weight, bias, ctx.eps, ctx.code, ctx.negative_slope = inputs
     _, mean, rstd = output
@@ -216,7 +208,6 @@ _BACKWARD = define(
     "group_norm_act_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
     "int num_groups, int activation, float negative_slope) -> (Tensor, Tensor, Tensor)",
     _compose_backward,
-    _fake_backward,
 )
 _DIFFERENTIABLE_TRAINING = differentiate(_TRAINING, _differentiate, _save)
 _DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 
 from ..activations import CODES, apply_activation
-from ..arguments import as_number
 from ..declaration import declare
 from ..norms import as_shape, check_norm
 from ..registration import has_kernels, wants_gradient
@@ -66,7 +65,7 @@ def layer_norm_act(
     Raises:
         ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
-    code, eps = CODES[activation], as_number("layer_norm_act", "eps", eps)
+    code, eps = CODES[activation], float(eps)
     shape = as_shape(normalized_shape)
     if not has_kernels(x):
         check_norm("layer_norm_act", x, residual, shape, weight, bias)

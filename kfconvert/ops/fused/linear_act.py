@@ -83,20 +83,13 @@ def _compose(x, weight, bias, code, negative_slope):
     return BY_CODE[code].reference(F.linear(x, weight, bias), negative_slope).contiguous()
 
 
-def _fake(x, weight, bias, code, negative_slope):
-    check("linear_act", x, weight, bias)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
 def _decompose(x, weight, bias, code, negative_slope):
     y = F.linear(x, weight, bias)
     return y if code == 0 else torch.ops.kfconvert.bias_act.default(y, None, None, code, negative_slope, -1)
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "linear_act(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor",
-    _compose,
-    _fake,
+    "linear_act(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor", _compose
 )
 _DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

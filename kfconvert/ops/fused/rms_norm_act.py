@@ -6,7 +6,6 @@ Root mean square layer normalisation, Zhang and Sennrich, arXiv:1910.07467.
 import torch
 
 from ..activations import CODES, apply_activation
-from ..arguments import as_number
 from ..declaration import declare
 from ..norms import accumulator, as_shape, check_norm
 from ..registration import has_kernels, wants_gradient
@@ -79,7 +78,7 @@ def rms_norm_act(
     Raises:
         ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
-    code, eps = CODES[activation], as_number("rms_norm_act", "eps", eps)
+    code, eps = CODES[activation], float(eps)
     shape = as_shape(normalized_shape)
     if not has_kernels(x):
         check_norm("rms_norm_act", x, residual, shape, weight)

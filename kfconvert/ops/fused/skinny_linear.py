@@ -37,16 +37,10 @@ def _compose(x, weight, bias, code, negative_slope, gated, gate_first):
     return act(gate, negative_slope) * up
 
 
-def _fake(x, weight, bias, code, negative_slope, gated, gate_first):
-    _check(x, weight, bias, gated)
-    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if gated else 1)))
-
-
 # x: (..., in); weight: (out, in), any strides, or (2 * out, in) if gated; bias: one value per row of weight. Returns
 # (..., out), dense. No gradients.
 skinny_linear = define(
     "skinny_linear(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope, bool gated, "
     "bool gate_first) -> Tensor",
     _compose,
-    _fake,
 )

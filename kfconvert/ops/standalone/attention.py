@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from ...torch_state import being_traced, transformed
-from ..arguments import require_share, within
+from ..arguments import require_share
 from ..declaration import declare
 from ..fused.rotary import rope
 from ..registration import require, require_float, require_same_options, wants_gradient
@@ -66,7 +66,7 @@ def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor
     operators are PyTorch's, because the backward of softmax needs its result before dropout.
     """
     require_float("attention_dropout", scores)
-    require_share("attention_dropout", "p", p)
+    require_share("p", p)
     return F.dropout(torch.softmax(scores, -1), p, training)
 
 
@@ -115,8 +115,7 @@ def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, s
     """
     operator = "chunked_attention"
     check_attention(operator, q, k, v)
-    fits = within(operator, "chunk_size", 1, chunk_size, math.inf)
-    require(fits, operator, f"chunk_size is {chunk_size}, expected 1 or more")
+    require(chunk_size >= 1, operator, f"chunk_size is {chunk_size}, expected 1 or more")
     if q.shape[-2] <= chunk_size or _writes_no_scores(with_four_dimensions(q, k, v), scale):
         return flash_attention(q, k, v, scale)
     return torch.cat([flash_attention(part, k, v, scale) for part in q.split(chunk_size, -2)], -2)
@@ -142,9 +141,7 @@ def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -
     operator = "fused_multihead_attention"
     check_attention(operator, q, k, v)
     require(
-        within(operator, "num_heads", 1, num_heads, math.inf)
-        and q.shape[-1] % num_heads == 0
-        and v.shape[-1] % num_heads == 0,
+        num_heads >= 1 and q.shape[-1] % num_heads == 0 and v.shape[-1] % num_heads == 0,
         operator,
         lambda: f"{q.shape[-1]} columns of q and k and {v.shape[-1]} of v do not make {num_heads} heads",
     )

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..activations import BY_CODE, CODES, apply_activation
-from ..arguments import as_number, require_tensors
 from ..declaration import declare
 from ..double_backward import differentiable_gradients, is_differentiated
 from ..fused.bias_act import check_channels, spread, sum_by_channel
@@ -81,7 +80,7 @@ def batch_norm_act(
     Raises:
         ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
-    code, eps = CODES[activation], as_number("batch_norm_act", "eps", eps)
+    code, eps = CODES[activation], float(eps)
     if not has_kernels(x):
         _check(x, mean, variance, weight, bias)
         return reference(x, mean, variance, weight, bias, eps, activation, negative_slope)
@@ -93,7 +92,6 @@ def _check(x, mean, variance, weight, bias):
     operator = "batch_norm_act"
     require_float(operator, x)
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
-    require_tensors(mean, variance)
     fits = mean.dtype == x.dtype or (x.element_size() == 2 and mean.dtype == torch.float32)
     require(fits, operator, "mean has another dtype than x")
     for name, tensor in (("mean", mean), ("variance", variance), ("weight", weight), ("bias", bias)):
@@ -110,11 +108,6 @@ def _compose(x, mean, variance, weight, bias, eps, code, negative_slope):
     return torch.empty_like(x).copy_(y)
 
 
-def _fake(x, mean, variance, weight, bias, eps, code, negative_slope):
-    _check(x, mean, variance, weight, bias)
-    return torch.empty_like(x)
-
-
 def _compose_gradients(grad, x, mean, variance, weight, bias, eps, code, negative_slope):
     wide = accumulator(x.dtype)
     rstd = (variance.to(wide) + eps).rsqrt()
@@ -126,10 +119,6 @@ def _compose_gradients(grad, x, mean, variance, weight, bias, eps, code, negativ
     g = activation.backward(grad.to(wide), saved, negative_slope)
     of_weight = sum_by_channel(g * centred, 1) * rstd
     return torch.empty_like(x).copy_(g * scale), of_weight.to(mean.dtype), sum_by_channel(g, 1).to(mean.dtype)
-
-
-def _fake_gradients(grad, x, mean, variance, weight, bias, eps, code, negative_slope):
-    return torch.empty_like(x), mean.new_empty(x.shape[1]), mean.new_empty(x.shape[1])
 
 
 def _save(ctx, inputs, output):
@@ -167,10 +156,8 @@ _ARGUMENTS = (
     "Tensor x, Tensor mean, Tensor variance, Tensor? weight, Tensor? bias, float eps, int activation, "
     "float negative_slope"
 )
-_OPERATOR, _INFERENCE = define_with_twin(f"batch_norm_act({_ARGUMENTS}) -> Tensor", _compose, _fake)
+_OPERATOR, _INFERENCE = define_with_twin(f"batch_norm_act({_ARGUMENTS}) -> Tensor", _compose)
 _GRADIENTS = define(
-    f"batch_norm_act_gradients(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
-    _compose_gradients,
-    _fake_gradients,
+    f"batch_norm_act_gradients(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _compose_gradients
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)

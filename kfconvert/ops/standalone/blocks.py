@@ -9,7 +9,7 @@ contiguous or channels-last. For stride, padding, dilation and groups, see torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..arguments import as_number, require_share, require_tensors
+from ..arguments import require_share
 from ..declaration import declare
 from ..fused.conv_act import conv_act
 from ..fused.linear_act import linear_act
@@ -52,7 +52,7 @@ def ffn_block(
     dropout_p: fraction of hidden values that ``F.dropout`` drops in ``training``; ValueError unless between 0 and 1.
     This is the first dropout of the feed-forward block of ``torch.nn.TransformerEncoderLayer``.
     """
-    require_share("ffn_block", "dropout_p", dropout_p)
+    require_share("dropout_p", dropout_p)
     hidden = linear_act(x, w1, b1, activation)
     return linear_act(F.dropout(hidden, dropout_p, training) if dropout_p else hidden, w2, b2)
 
@@ -89,8 +89,7 @@ def conv2d_bn_act(
         eps: added to the variance.
     """
     operator = "conv2d_bn_act"
-    require_tensors(x, weight, running_mean, running_var)
-    eps = as_number(operator, "eps", eps)
+    eps = float(eps)
     _require_four_dimensions(operator, "weight", weight)
     statistics = (("running_mean", running_mean), ("running_var", running_var))
     for name, tensor in (*statistics, ("bn_weight", bn_weight), ("bn_bias", bn_bias)):
@@ -132,8 +131,7 @@ def conv2d_gelu_dropout(
     weight: (out, C / groups, height, width); bias: (out,) or None. p: fraction of values dropped in ``training``;
     ValueError unless between 0 and 1.
     """
-    require_tensors(x, weight)
-    require_share("conv2d_gelu_dropout", "p", p)
+    require_share("p", p)
     _require_four_dimensions("conv2d_gelu_dropout", "weight", weight)
     return F.dropout(conv_act(x, weight, bias, None, stride, padding, dilation, groups, "gelu"), p, training)
 
@@ -164,7 +162,6 @@ def depthwise_pointwise(
         pointwise_weight: (out, C * multiplier, 1, 1); pointwise_bias: (out,) or None.
     """
     operator = "depthwise_pointwise"
-    require_tensors(x, depthwise_weight, pointwise_weight)
     _require_four_dimensions(operator, "depthwise_weight", depthwise_weight)
     _require_four_dimensions(operator, "pointwise_weight", pointwise_weight)
     require(x.dim() in (3, 4), operator, f"x has shape {tuple(x.shape)}, expected (N, C, H, W) or (C, H, W)")

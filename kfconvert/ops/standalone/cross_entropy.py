@@ -55,7 +55,7 @@ def cross_entropy(
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be none, sum or mean, got {reduction!r}")
-    require_share("cross_entropy", "label_smoothing", label_smoothing)
+    require_share("label_smoothing", label_smoothing)
     ignore_index = as_integer("cross_entropy", "ignore_index", ignore_index)
     _check(x, target)
     if not has_kernels(x):
@@ -129,10 +129,6 @@ def _compose_backward(grad, x, target, lse, weight, ignored, smoothing):
     return torch.where(counts[:, None], grad_x, 0).to(x.dtype).contiguous()
 
 
-def _fake_backward(grad, x, target, lse, weight, ignored, smoothing):
-    return x.new_empty(x.shape)
-
-
 def _save(ctx, inputs, output):
     x, target, *ctx.options = inputs
     _, lse, weight = output
@@ -167,7 +163,6 @@ _BACKWARD = define(
     "cross_entropy_backward(Tensor grad, Tensor x, Tensor target, Tensor lse, Tensor weight, int ignored, "
     "float smoothing) -> Tensor",
     _compose_backward,
-    _fake_backward,
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), _cast)

@@ -73,7 +73,7 @@ def bias_dropout_add(
 
 
 def _dropout_act(x, bias, residual, p, training, code, dim):
-    require_share("dropout_act", "p", p)
+    require_share("p", p)
     p = float(p) if training else 0.0
     if not has_kernels(x) or p == 1:
         check_terms("dropout_act", x, bias, residual, dim)

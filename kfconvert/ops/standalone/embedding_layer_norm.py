@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...torch_state import being_traced, transformed
-from ..arguments import as_number, require_tensors
 from ..declaration import declare, wants_gradients
 from ..fused.layer_norm_act import layer_norm_act
 from ..registration import define, has_kernels, require, require_float, require_same_device, wants_gradient
@@ -65,7 +64,7 @@ def embedding_layer_norm(
         _check_ids("ids", ids, "word", word)
         if token_type_ids is not None:
             _check_ids("token_type_ids", token_type_ids, "token_type", token_type)
-    eps = as_number("embedding_layer_norm", "eps", eps)
+    eps = float(eps)
     composed = wants_gradient(word, position, token_type, weight)
     composed = composed or (bias is not None and wants_gradient(bias))
     composed = composed or not has_kernels(word) or torch.is_autocast_enabled(word.device.type)
@@ -75,7 +74,6 @@ def embedding_layer_norm(
 
 def _check(ids, word, position, token_type, token_type_ids, weight, bias):
     operator = "embedding_layer_norm"
-    require_tensors(ids, word, position, token_type)
     for name, tensor in (("ids", ids), ("token_type_ids", token_type_ids)):
         if tensor is not None:
             require_same_device(operator, name, word, tensor, "word")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..arguments import as_integer, as_number, require_tensors
+from ..arguments import as_integer, as_number
 from ..declaration import declare
 from ..registration import define, has_kernels, require, require_float, require_same_device
 
@@ -76,7 +76,6 @@ def normalize_image(
             tensor are not checked: if std is 0, no result is finite.
     """
     operator = "normalize_image"
-    require_tensors(image)
     require(image.dtype == torch.uint8, operator, "expected uint8")
     shape = tuple(image.shape)
     require(len(shape) in (3, 4), operator, f"image has shape {shape}, expected (H, W, C) or (N, H, W, C)")

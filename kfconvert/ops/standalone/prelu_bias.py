@@ -8,7 +8,6 @@ positive.
 import torch
 from torch import Tensor
 
-from ..arguments import require_tensors
 from ..declaration import declare
 from ..double_backward import differentiable_gradients, is_differentiated
 from ..fused.bias_act import check_channels, check_terms, spread, sum_by_channel
@@ -51,7 +50,6 @@ def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor
     The formula is that of He et al., "Delving Deep into Rectifiers" (2015). RuntimeError: incompatible shapes, dtypes
     or devices.
     """
-    require_tensors(x, weight, bias)
     if weight.numel() == 1 and weight.dim() <= 1:
         weight = weight.expand(bias.shape)
     if not has_kernels(x):
@@ -74,11 +72,6 @@ def _compose(x, bias, weight, dim):
     return torch.empty_like(x).copy_(reference(x, weight, bias, dim))
 
 
-def _fake(x, bias, weight, dim):
-    check_prelu(x, bias, weight, dim)
-    return torch.empty_like(x)
-
-
 def _save(ctx, inputs, output):
     x, bias, weight, ctx.dim = inputs
     ctx.save_for_backward(x, bias, weight)
@@ -88,10 +81,6 @@ def _compose_gradients(grad, x, bias, weight, dim):
     v = x + spread(bias, x, dim)
     of_x, of_weight = torch.ops.aten._prelu_kernel_backward(grad, v, spread(weight, x, dim).expand_as(v))
     return torch.empty_like(x).copy_(of_x), sum_by_channel(of_x, dim), sum_by_channel(of_weight, dim)
-
-
-def _fake_gradients(grad, x, bias, weight, dim):
-    return torch.empty_like(x), torch.empty_like(bias), torch.empty_like(bias)
 
 
 def _differentiate(ctx, grad):
@@ -105,12 +94,11 @@ def _differentiate(ctx, grad):
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "prelu_bias(Tensor x, Tensor bias, Tensor weight, int dim) -> Tensor", _compose, _fake
+    "prelu_bias(Tensor x, Tensor bias, Tensor weight, int dim) -> Tensor", _compose
 )
 _GRADIENTS = define(
     "prelu_bias_gradients(Tensor grad, Tensor x, Tensor bias, Tensor weight, int dim) -> (Tensor, Tensor, Tensor)",
     _compose_gradients,
-    _fake_gradients,
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..arguments import as_number, require_tensors
+from ..arguments import as_number
 from ..declaration import declare
 from ..fused.bias_act import check_channels, spread
 from ..registration import define, has_kernels, require, require_float, require_same_device
@@ -76,7 +76,6 @@ def dequantize_int8(
     those of :func:`quantize_int8`, q int8 of any shape and strides. Differentiable in a ``scale`` that
     requires a gradient."""
     operator = "dequantize_int8"
-    require_tensors(q)
     require(q.dtype == torch.int8, operator, "expected int8")
     empty = q.new_empty(0, dtype=dtype)
     require_float(operator, empty)
@@ -130,19 +129,11 @@ def _compose(x, scale, zero_point, scale_value, zero_point_value, dim):
     return torch.empty_like(x, dtype=torch.int8).copy_(reference_quantize(x, *values, dim))
 
 
-def _fake(x, scale, zero_point, scale_value, zero_point_value, dim):
-    return torch.empty_like(x, dtype=torch.int8)
-
-
 def _compose_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
     values = scale_value if scale is None else scale, zero_point_value if zero_point is None else zero_point
     return torch.empty_like(q, dtype=like.dtype).copy_(reference_dequantize(q, *values, dim, like.dtype))
 
 
-def _fake_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
-    return torch.empty_like(q, dtype=like.dtype)
-
-
 _PARAMETERS = "Tensor? scale, Tensor? zero_point, float scale_value, float zero_point_value, int dim"
-_QUANTIZE = define(f"quantize_int8(Tensor x, {_PARAMETERS}) -> Tensor", _compose, _fake)
-_DEQUANTIZE = define(f"dequantize_int8(Tensor q, {_PARAMETERS}, Tensor like) -> Tensor", _compose_back, _fake_back)
+_QUANTIZE = define(f"quantize_int8(Tensor x, {_PARAMETERS}) -> Tensor", _compose)
+_DEQUANTIZE = define(f"dequantize_int8(Tensor q, {_PARAMETERS}, Tensor like) -> Tensor", _compose_back)

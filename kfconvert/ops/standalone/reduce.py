@@ -258,10 +258,6 @@ def _compose_backward(grad, x, other, dims, term, mean, both):
     return of_x, -of_x if both else of_x.new_empty(0)
 
 
-def _fake_backward(grad, x, other, dims, term, mean, both):
-    return x.new_empty(x.shape), x.new_empty(x.shape if both else 0)
-
-
 def _save(ctx, inputs, output):
     x, other, *ctx.options, _ = inputs
     ctx.save_for_backward(x, other)
@@ -297,7 +293,6 @@ _BACKWARD = define(
     "reduce_rows_backward(Tensor grad, Tensor x, Tensor? other, int dims, int term, bool mean, bool both) "
     "-> (Tensor, Tensor)",
     _compose_backward,
-    _fake_backward,
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), _autocast)

@@ -1,11 +1,9 @@
 """Statistics of series: sliding windows over the last dimension."""
 
-import math
 from collections.abc import Callable
 
 import torch
 
-from ..arguments import within
 from ..declaration import declare
 from ..registration import require, require_float
 
@@ -75,10 +73,8 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
 def _check_windows(operator, x, name, size, stride):
     require_float(operator, x)
     require(x.dim() >= 1, operator, "x has no dimension")
-    fits = within(operator, name, 1, size, x.shape[-1])
-    require(fits, operator, lambda: f"{name} {size} is not in 1 to {x.shape[-1]}")
-    fits = within(operator, "stride", 1, stride, math.inf)
-    require(fits, operator, lambda: f"stride is {stride}, expected 1 or more")
+    require(1 <= size <= x.shape[-1], operator, lambda: f"{name} {size} is not in 1 to {x.shape[-1]}")
+    require(stride >= 1, operator, lambda: f"stride is {stride}, expected 1 or more")
 
 
 def _std_mean(x, size, stride):

@@ -9,10 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..arguments import within
+from ..arguments import checked
 from ..declaration import declare
 from ..double_backward import is_differentiated
-from ..kinds import checked
 from ..registration import (
     autocast,
     cast_floats,
@@ -67,7 +66,7 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
     """
     compiled = has_kernels(x)
     dims = max(x.dim(), 1)
-    if not within("softmax", "dim", -dims, dim, dims - 1):
+    if not -dims <= dim < dims:
         raise IndexError(f"kfconvert::softmax: dim {dim} is out of range for x of shape {tuple(x.shape)}")
     last = x.dim() > 0 and dim in (-1, x.dim() - 1)
     if not compiled or not last:
@@ -153,19 +152,10 @@ def _compose(x, mask, scale):
     return reference(x, -1, scale, mask).contiguous()
 
 
-def _fake(x, mask, scale):
-    check_mask(x, mask)
-    return x.new_empty(x.shape)
-
-
 def _compose_backward(grad, y, mask, scale):
     of_x = torch.ops.aten._softmax_backward_data(grad, y, -1, y.dtype)
     of_x = of_x if scale == 1 else of_x * scale
     return (of_x if mask is None else of_x.masked_fill(~mask, 0)).contiguous()  # also where y is NaN
-
-
-def _fake_backward(grad, y, mask, scale):
-    return y.new_empty(y.shape)
 
 
 def _save(ctx, inputs, output):
@@ -192,11 +182,7 @@ def _cast(args, device_type):
     return cast_to_widest(args, device_type)
 
 
-_OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose, _fake)
-_BACKWARD = define(
-    "softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor",
-    _compose_backward,
-    _fake_backward,
-)
+_OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose)
+_BACKWARD = define("softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor", _compose_backward)
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), _cast)

@@ -1,0 +1,330 @@
+"""What holds for every operator: values, gradients, layouts, registration in torch, compilation, autocast, devices."""
+
+import contextlib
+
+import pytest
+import torch
+from support.accuracy import assert_as_accurate
+from support.operator_samples import DTYPES, ELEMENTWISE, SAMPLES, T, runs, weights_of
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kfconvert import extension, ops
+from kfconvert.kernels import reference
+
+CASES = [(name, number) for name, samples in SAMPLES.items() for number in range(len(samples))]
+# The largest error of PyTorch's own attention on CUDA is up to 8 times that of a product, a softmax and a product.
+LIBRARY = {
+    "flash_attention",
+    "chunked_attention",
+    "fused_multihead_attention",
+    "rope_attention",
+    "block_sparse_attention",
+}
+RANDOM = {"gelu_dropout", "bias_dropout_add", "conv2d_gelu_dropout", "attention_dropout", "ffn_block"}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:std_mean"),  # by the definition, of no values
+    pytest.mark.filterwarnings("ignore:Using padding"),  # by plain ATen
+]
+
+
+@contextlib.contextmanager
+def describing(*what):
+    """Names the run in an error."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def factor_of(name, sample, device, values):
+    """How many times the error of plain ATen is allowed: more where a few values make it a matter of chance."""
+    factor = sample.factor * (8 if name in LIBRARY and device == "cuda" else 1)
+    return factor * (1.5 if values.numel() > 64 else 4)
+
+
+def compare(name, sample, dtype, layout, device):
+    operator, definition = getattr(ops, name), getattr(reference, name)
+    given = sample.made(dtype, device, layout)
+    found, exact = given.differentiated(operator, layout), given.in_float64().differentiated(definition)
+    if sample.is_rounded and dtype.itemsize == 2:
+        plain = [[e.to(g) for g, e in zip(*pair, strict=True)] for pair in zip(found, exact)]
+    else:
+        plain = given.contiguous().differentiated(definition)
+    # ATen's gradients of these round 1/6 to float32 even in float64.
+    named = [value for value in (*given.args, *given.kwargs.values()) if isinstance(value, str)]
+    rough = dtype == torch.float64 and not {"hardsigmoid", "hardswish"}.isdisjoint(named)
+    for is_gradient, (mine, theirs, truth) in enumerate(zip(found, plain, exact, strict=True)):
+        for one, aten, true in zip(mine, theirs, truth, strict=True):
+            if aten is None:
+                assert one is None or not one.any()
+                continue
+            if not one.is_floating_point():
+                assert torch.equal(one, aten)
+                continue
+            slack = 1e-7 if rough else 1e-14 if dtype == torch.float64 else 1e-5 * (sample.is_rounded and is_gradient)
+            factor = factor_of(name, sample, device, one)
+            bounds = (2 * factor, factor) if is_gradient else factor
+            assert_as_accurate(one, aten, true.to(device), bounds, slack)
+    return given, found
+
+
+@pytest.mark.parametrize(("name", "number"), CASES)
+def test_values_and_gradients(device, name, number):
+    for dtype, layout in runs(number, device):
+        with describing(name, number, dtype, layout):
+            given, found = compare(name, SAMPLES[name][number], dtype, layout, device)
+    check_fake_kernels(name, given, found, layout)
+
+
+def check_fake_kernels(name, given, found, layout):
+    """A tracer learns the same shapes, dtypes and strides from the fake kernels as from the real ones."""
+    with FakeTensorMode() as mode:
+        fakes = given.mapped(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x)
+        outputs, gradients = fakes.differentiated(getattr(ops, name), "ones")
+    assert layouts(outputs) == layouts(found[0])
+    # In other layouts some of ATen's operators in a backward have fake kernels that differ from the real ones.
+    count = 3 if layout == "contiguous" else 2
+    assert [each[:count] for each in layouts(gradients)] == [each[:count] for each in layouts(found[1])]
+
+
+def layouts(values):
+    tensors = (value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+    return [(tuple(t.shape), t.dtype, t.stride() if t.numel() else ()) for t in tensors]
+
+
+class Calls(TorchDispatchMode):
+    """Collects calls of this package's operators: (operator, which arguments are None) -> arguments."""
+
+    def __enter__(self):
+        self.arguments = {}
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "kfconvert":
+            self.arguments.setdefault((function, tuple(arg is None for arg in args)), args)
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def names(self):
+        return {function.name().partition("::")[2] for function, _ in self.arguments}
+
+
+def calls_of(name, device, count):
+    """The calls of operators by the first samples, without and with gradients."""
+    with Calls() as calls:
+        for sample in SAMPLES[name][:count]:
+            given = sample.made(torch.float32, device)
+            given.differentiated(getattr(ops, name))
+            with torch.no_grad():
+                given.run(getattr(ops, name))
+    return calls
+
+
+CHECKED = set()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_registration_in_torch(device, name):
+    """Schema, fake kernel, autograd and tracing, of each operator once for each choice of None."""
+    for (operator, absent), args in calls_of(name, device, 3).arguments.items():
+        checked = {operator: [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]}
+        if operator.name().endswith("_inference"):  # its twin has the same arguments, and gradients
+            leaves = [
+                x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in args
+            ]
+            checked[getattr(torch.ops.kfconvert, operator.name()[11:-10]).default] = leaves
+        for each, arguments in checked.items():
+            if (each, absent, device) not in CHECKED:
+                CHECKED.add((each, absent, device))
+                with describing(each, absent):
+                    torch.library.opcheck(each, tuple(arguments))
+
+
+@pytest.mark.skipif(not extension.EXTENSION_LOADED, reason="no compiled kernels")
+def test_samples_reach_every_operator():
+    reached = set().union(*(calls_of(name, "cpu", 3).names for name in SAMPLES))
+    reached |= {name.removesuffix("_inference") for name in reached}
+    elsewhere = {"bias_act_", "decode_attention_", "next_token_", "skinny_linear"}  # have tests of their kernels
+    names = {
+        name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("kfconvert::")
+    }
+    assert names - reached == elsewhere
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_compiled(device, name):
+    operator, given = getattr(ops, name), SAMPLES[name][0].made(torch.float32, device)
+    compiled = torch.compile(operator, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(given.run(compiled), given.run(operator))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_autocast(device, compiled, name):
+    operator, definition = getattr(ops, name), getattr(reference, name)
+    given = SAMPLES[name][0].made(torch.float32, device)
+    exact = given.in_float64().differentiated(definition)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got, want = given.differentiated(operator), given.differentiated(definition)
+    for mine, theirs, truth in zip(*(each[0] + each[1] for each in (got, want, exact)), strict=True):
+        # Which dtype F.rms_norm returns depends on the device and the version of torch.
+        assert mine.dtype == theirs.dtype or "rms" in name
+        scale = truth.abs().max().item()
+        torch.testing.assert_close(mine.double().cpu(), truth.double(), rtol=5e-2, atol=0.03 * scale)
+    wide = SAMPLES[name][0].made(torch.float64, device)
+    expected = wide.differentiated(operator)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        torch.testing.assert_close(wide.differentiated(operator), expected, rtol=0, atol=0)
+
+
+# These need arguments of one dtype under autocast too, or the dtype of ATen's result depends on the device.
+OF_ONE_DTYPE = {"embedding_layer_norm", "group_norm_act", "group_norm_silu"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (s, *_) in SAMPLES.items() if sum(isinstance(x, T) for x in s.args) > 1]
+)
+def test_dtypes_that_autocast_aligns(device, name):
+    """x in a half type and all else in float32, where plain ATen takes that."""
+    given = SAMPLES[name][0].made(torch.float32, device)
+    if name in OF_ONE_DTYPE or not given.leaves:
+        return
+    first = given.leaves[0]
+    half = given.mapped(lambda x: x.bfloat16() if x is first else x)
+    with torch.autocast(device, dtype=torch.bfloat16), torch.no_grad():
+        try:
+            want = half.run(getattr(reference, name))
+        except (RuntimeError, ValueError):
+            return
+        got = half.run(getattr(ops, name))
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype == theirs.dtype or "rms" in name
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_only_what_is_asked_for(device, name):
+    """Each gradient alone is that of all together, and nothing else has one."""
+    given = SAMPLES[name][0].made(torch.float64, device)
+    _, together = given.differentiated(getattr(ops, name))
+    for leaf, expected in zip(given.leaves, together):
+        for other in given.leaves:
+            other.requires_grad_(other is leaf)
+        outputs = [y for y in given.run(getattr(ops, name)) if y.requires_grad]
+        if outputs:
+            (found,) = torch.autograd.grad(outputs, leaf, [weights_of(y, "contiguous") for y in outputs])
+            torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        assert not any(y.requires_grad for y in given.run(getattr(ops, name)) if y is not given.args[0])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_same_at_every_call(device, name):
+    sample = max(
+        SAMPLES[name], key=lambda sample: sum(torch.Size(x.shape).numel() for x in sample.args if isinstance(x, T))
+    )
+    given = sample.made(torch.float32, device)
+    one, two = (given.differentiated(getattr(ops, name)) for _ in range(2))
+    for first, second in zip(one[0] + one[1], two[0] + two[1]):
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", SAMPLES)
+def test_two_devices(name):
+    given = SAMPLES[name][0].made(torch.float32, "cuda")
+    for place, value in enumerate(given.args):
+        if isinstance(value, torch.Tensor):
+            args = [x.cpu() if i == place else x for i, x in enumerate(given.args)]
+            with pytest.raises(RuntimeError, match="another device|same device"):
+                getattr(ops, name)(*args, **given.kwargs)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name not in RANDOM])
+def test_in_a_cuda_graph(name):
+    given, other = (SAMPLES[name][0].made(torch.float32, "cuda") for _ in range(2))
+    with torch.no_grad():
+        given.run(getattr(ops, name))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = given.run(getattr(ops, name))
+        for mine, new in zip(given.args, other.args):
+            if isinstance(mine, torch.Tensor):
+                mine.copy_(new)
+        graph.replay()
+        torch.testing.assert_close(recorded, given.run(getattr(ops, name)))
+
+
+# Rows of more than 2^31 elements together: (rows, columns, dtype) and what is computed of them.
+ROWS = 2**31 // 4096 + 3
+LARGE = {
+    "act_mul": lambda x: ops.act_mul(x, x, "relu"),
+    "bias_act": lambda x: ops.bias_act(x, x[0], activation="relu"),
+    "bias_act of channels": lambda x: ops.bias_act(x[:, :, None], x[0], activation="relu", dim=1)[..., 0],
+    "combine_act": lambda x: ops.multiply_relu(x, x[:, :1]),
+    "layer_norm_act": lambda x: ops.layer_norm_act(x, 4096),
+    "rms_norm_act": lambda x: ops.rms_norm_act(x, 4096, residual=x),
+    "group_norm_act": lambda x: ops.group_norm_act(x, 32, activation="silu"),
+    "scale_shift_act": lambda x: ops.scale_shift_act(x, x[0].float(), x[1].float(), "relu"),
+    "batch_norm_act": lambda x: ops.batch_norm_act(x, x[0], x[1].abs() + 1, activation="relu"),
+    "prelu_bias": lambda x: ops.prelu_bias(x, x[0], x[1]),
+    "softmax": lambda x: ops.softmax(x, -1, 0.5, x[0]),
+    "reduce": lambda x: torch.stack((ops.reduce_sum_squared(x, -1), ops.reduce_mean_abs(x, -1)), 1),
+    "quantize_int8": lambda x: ops.quantize_int8(x, 0.02),
+    "rope": lambda x: ops.rope(x, x[0], x[1]),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu_memory(30)
+@pytest.mark.parametrize("name", LARGE)
+def test_more_elements_than_32_bits_count(name):
+    x = torch.randn(64, 4096, device="cuda", dtype=torch.float16).repeat(ROWS // 64 + 1, 1)[:ROWS]
+    y = LARGE[name](x)
+    for part in (slice(0, 2), slice(ROWS // 2, ROWS // 2 + 2), slice(ROWS - 2, ROWS)):
+        rows = torch.cat((x[:2], x[part]))  # whose first ones have the other arguments
+        assert torch.equal(y[part], LARGE[name](rows)[2:])
+
+
+GRADIENTS_OF_LARGE = ["act_mul", "bias_act", "layer_norm_act", "rms_norm_act", "group_norm_act", "softmax", "reduce"]
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu_memory(60)
+@pytest.mark.parametrize("name", GRADIENTS_OF_LARGE)
+def test_gradients_of_more_elements_than_32_bits_count(name):
+    found = []
+    x = torch.randn(64, 4096, device="cuda", dtype=torch.float16).repeat(ROWS // 64 + 1, 1)[:ROWS]
+    for rows in (x, torch.cat((x[:2], x[-2:]))):
+        leaf = rows.detach().requires_grad_()
+        y = LARGE[name](leaf)
+        (gradient,) = torch.autograd.grad(y, leaf, torch.ones_like(y[:1, :1]).expand_as(y))
+        found.append(gradient[-2:].clone())
+    torch.testing.assert_close(*found)
+
+
+# Of two tensors, each pair of these.
+SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 2.0, -2.0, 60000.0, -60000.0, 1e-30, 6.0, -3.0, 3.0]
+OF_PAIRS = {name: getattr(ops, name) for name in ELEMENTWISE} | {
+    f"act_mul {act}": lambda x, y, act=act: ops.act_mul(x, y, act) for act in ops.ACTIVATIONS
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_special_values(device, dtype):
+    """As ATen in float64, and not in the same dtype, in which its vectorised GELU makes a NaN of an infinity."""
+    x, y = torch.cartesian_prod(*[torch.tensor(SPECIAL, device=device, dtype=dtype)] * 2).t().contiguous()
+    for name, function in OF_PAIRS.items():
+        operator, _, activation = name.partition(" ")
+        definition = getattr(reference, operator)
+        want = definition(x.double(), y.double(), *([activation] if activation else []))
+        with describing(name):
+            torch.testing.assert_close(function(x, y), want.to(dtype), equal_nan=True)
+    for act in ops.ACTIVATIONS:
+        with describing("bias_act", act):
+            want = ops.apply_activation(x.double(), act).to(dtype)
+            torch.testing.assert_close(ops.bias_act(x, activation=act), want, equal_nan=True)
