@@ -126,6 +126,13 @@ def cast_to_widest(args, device_type: str) -> tuple:
     return cast_floats(args, widest, device_type)
 
 
+def cast_as_norms(args, device_type: str) -> tuple:
+    """Applies the rule of softmax and group norm: float32 on CUDA, the widest dtype on the CPU."""
+    if device_type == "cuda":
+        return cast_floats(args, torch.float32, device_type)
+    return cast_to_widest(args, device_type)
+
+
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether compiled kernels run calls with x. If not, the public functions call their references."""
     loaded = (x.is_cpu and extension.EXTENSION_LOADED) or (x.is_cuda and extension.CUDA_KERNELS_LOADED)
@@ -175,3 +182,10 @@ def require_same_options(operator, name, x, other, x_name="x"):
         operator,
         f"{name} has another dtype than {x_name}",
     )
+
+
+def require_broadcast(operator, x, other):
+    """Raises RuntimeError unless the shapes of x and other broadcast."""
+    for one, two in zip(reversed(x.shape), reversed(other.shape)):
+        message = f"shapes {tuple(x.shape)} and {tuple(other.shape)} do not broadcast"
+        require(one == two or one == 1 or two == 1, operator, message)

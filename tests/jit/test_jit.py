@@ -47,9 +47,6 @@ void scale_(const Tensor x) {
 
 STABLE_TORCH_LIBRARY(jit_test, m) { m.def("scale_(Tensor(a!) x) -> ()"); }
 STABLE_TORCH_LIBRARY_IMPL(jit_test, CUDA, m) { m.impl("scale_", TORCH_BOX(&scale_)); }
-#if 0
-STABLE_TORCH_LIBRARY(aten, m) { m.def("relu(Foo x) -> Tensor"); }
-#endif
 """
 
 # Without any header of torch, so that it compiles in no time.

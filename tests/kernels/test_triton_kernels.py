@@ -28,6 +28,11 @@ kernels = importlib.import_module("kfconvert.kernels.triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# One name for each kernel.
+KERNELS = {
+    "act_mul", "add_relu", "bias_silu", "dequantize_int8", "layer_norm_act", "multiply_relu", "prelu_bias", "quantize_int8",
+    "rms_norm_act", "rope", "softmax",
+}  # fmt: skip
 PAIRS = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp", "swish_multiply", "geglu", "mish_scale"]
 
 
@@ -81,8 +86,9 @@ def check(name, *args, **kwargs):
 def test_every_operator(device, name):
     """All samples without gradients, in a dtype and layout of each."""
     operator, definition = getattr(kernels, name), getattr(reference, name)
-    most = 4000 if INTERPRETED else 10**9
-    for number, sample in enumerate(SAMPLES[name]):
+    most = 1500 if INTERPRETED else 10**9
+    samples = SAMPLES[name] if name in KERNELS or not INTERPRETED else SAMPLES[name][:2]
+    for number, sample in enumerate(samples):
         layout = LAYOUTS[number % len(LAYOUTS)]
         given = sample.made(DTYPES[number % 3], device, layout)
         tensors = [x for x in (*given.args, *given.kwargs.values()) if isinstance(x, Tensor)]

@@ -18,7 +18,7 @@ from ..registration import (
     define_with_twin,
     differentiate,
     has_kernels,
-    require,
+    require_broadcast,
     require_float,
     require_same_options,
     wants_gradient,
@@ -71,9 +71,7 @@ def check_pair(operator, x, other):
     """Raises RuntimeError unless the kernels accept x and other."""
     require_float(operator, x)
     require_same_options(operator, "other", x, other)
-    for one, two in zip(reversed(x.shape), reversed(other.shape)):
-        message = f"shapes {tuple(x.shape)} and {tuple(other.shape)} do not broadcast"
-        require(one == two or one == 1 or two == 1, operator, message)
+    require_broadcast(operator, x, other)
 
 
 def empty_result(x, other):

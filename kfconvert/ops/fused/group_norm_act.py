@@ -17,8 +17,7 @@ from ..double_backward import differentiable_gradients, is_differentiated
 from ..norms import accumulator
 from ..registration import (
     autocast,
-    cast_floats,
-    cast_to_widest,
+    cast_as_norms,
     define,
     define_with_twin,
     differentiate,
@@ -190,13 +189,6 @@ def _decompose(x, num_groups, weight, bias, eps, code, negative_slope):
     return _DIFFERENTIABLE_TRAINING(x.contiguous(), num_groups, weight, bias, eps, code, negative_slope)[0]
 
 
-def _autocast_rule(args, device_type):
-    """Applies ATen's rule: float32 on CUDA. On the CPU dtypes stay, but must be equal here: the widest."""
-    if device_type == "cuda":
-        return cast_floats(args, torch.float32, device_type)
-    return cast_to_widest(args, device_type)
-
-
 _REST = "int num_groups, Tensor? weight, Tensor? bias, float eps, int activation, float negative_slope"
 _OPERATOR, _INFERENCE = define_with_twin(f"group_norm_act(Tensor x, {_REST}) -> Tensor", _compose, _fake)
 _TRAINING = define(
@@ -211,4 +203,4 @@ _BACKWARD = define(
 )
 _DIFFERENTIABLE_TRAINING = differentiate(_TRAINING, _differentiate, _save)
 _DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
-autocast((_OPERATOR, _INFERENCE), _autocast_rule)
+autocast((_OPERATOR, _INFERENCE), cast_as_norms)

@@ -14,7 +14,7 @@ from ..declaration import declare
 from ..fused.conv_act import conv_act
 from ..fused.linear_act import linear_act
 from ..norms import accumulator
-from ..registration import has_kernels, require, require_same_device, require_same_options, wants_gradient
+from ..registration import has_kernels, require, require_same_options, wants_gradient
 from .batch_norm_act import batch_norm_act
 
 __all__ = ["conv2d_bn_act", "conv2d_gelu_dropout", "depthwise_pointwise", "ffn_block", "fused_linear_activation"]
@@ -91,11 +91,6 @@ def conv2d_bn_act(
     operator = "conv2d_bn_act"
     eps = float(eps)
     _require_four_dimensions(operator, "weight", weight)
-    statistics = (("running_mean", running_mean), ("running_var", running_var))
-    for name, tensor in (*statistics, ("bn_weight", bn_weight), ("bn_bias", bn_bias)):
-        if tensor is not None:
-            require_same_device(operator, name, x, tensor)
-            _require_channels(operator, name, tensor, weight.shape[0])
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
         _require_channels(operator, "bias", bias, weight.shape[0])
@@ -163,21 +158,14 @@ def depthwise_pointwise(
     """
     operator = "depthwise_pointwise"
     _require_four_dimensions(operator, "depthwise_weight", depthwise_weight)
-    _require_four_dimensions(operator, "pointwise_weight", pointwise_weight)
     require(x.dim() in (3, 4), operator, f"x has shape {tuple(x.shape)}, expected (N, C, H, W) or (C, H, W)")
-    channels = x.shape[-3]
-    require(
-        channels > 0 and depthwise_weight.shape[0] % channels == 0 and depthwise_weight.shape[1] == 1,
-        operator,
-        f"depthwise_weight has shape {tuple(depthwise_weight.shape)}, but x has {channels} channels",
-    )
     require(
         pointwise_weight.shape[1:] == (depthwise_weight.shape[0], 1, 1),
         operator,
         f"pointwise_weight has shape {tuple(pointwise_weight.shape)}, expected (out, "
         f"{depthwise_weight.shape[0]}, 1, 1)",
     )
-    y = conv_act(x, depthwise_weight, depthwise_bias, None, stride, padding, dilation, channels)
+    y = conv_act(x, depthwise_weight, depthwise_bias, None, stride, padding, dilation, x.shape[-3])
     return conv_act(y, pointwise_weight, pointwise_bias, activation=activation)
 
 

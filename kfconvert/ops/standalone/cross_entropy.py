@@ -149,11 +149,6 @@ def _differentiate(ctx, grad, *_):
     return of_x, None, None, None, None
 
 
-def _cast(args, device_type):
-    """Applies ATen's rule of losses: float32."""
-    return cast_floats(args, torch.float32, device_type)
-
-
 _OPERATOR, _INFERENCE = define_with_twin(
     "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing, int reduction) -> (Tensor, Tensor, Tensor)",
     _compose,
@@ -165,4 +160,4 @@ _BACKWARD = define(
     _compose_backward,
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
-autocast((_OPERATOR, _INFERENCE), _cast)
+autocast((_OPERATOR, _INFERENCE), lambda args, device_type: cast_floats(args, torch.float32, device_type))

@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..declaration import declare
-from ..fused.bias_act import check_channels
 from ..fused.group_norm_act import group_norm_act
 from ..fused.layer_norm_act import layer_norm_act
 from ..fused.rms_norm_act import rms_norm_act
 from ..norms import accumulator, own_sum
-from ..registration import require, require_float, require_same_device
+from ..registration import require
 from .batch_norm_act import batch_norm_act
 
 __all__ = [
@@ -195,10 +194,11 @@ def batch_norm_relu(
         eps: added to the variance.
 
     Raises:
-        ValueError: in training, a single value per channel. RuntimeError: see above.
+        ValueError: in training, a single value per channel. RuntimeError: see above; in training, from F.batch_norm.
     """
-    _check_batch_norm(x, running_mean, running_var, weight, bias, training)
     if not training:
+        given = running_mean is not None and running_var is not None
+        require(given, "batch_norm_relu", "running_mean and running_var are needed outside of training")
         return batch_norm_act(x, running_mean, running_var, weight, bias, eps, "relu")
     # ATen's backward of (N, C) on the CPU is wrong with a strided weight.
     weight = None if weight is None else weight.contiguous()
@@ -210,31 +210,3 @@ def rms_eps(x: Tensor, eps: float | None) -> float:
     if eps is not None:
         return eps
     return torch.finfo(accumulator(x.dtype)).eps
-
-
-def _check_batch_norm(x, running_mean, running_var, weight, bias, training):
-    operator = "batch_norm_relu"
-    require_float(operator, x)
-    require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
-    statistics = running_mean is not None and running_var is not None
-    require(statistics or training, operator, "running_mean and running_var are needed outside of training")
-    require(
-        statistics or (running_mean is None and running_var is None),
-        operator,
-        "running_mean and running_var must both be given or both be None",
-    )
-    named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-    given = {name: tensor for name, tensor in named.items() if tensor is not None}
-    for name, tensor in given.items():
-        require_same_device(operator, name, x, tensor)
-        require(
-            tensor.dtype == x.dtype or (x.element_size() == 2 and tensor.dtype == torch.float32),
-            operator,
-            f"{name} has another dtype than x",
-        )
-        check_channels(operator, name, x, tensor, 1)
-    require(
-        len({tensor.dtype for tensor in given.values()}) <= 1,
-        operator,
-        f"{' and '.join(given)} have different dtypes",
-    )

@@ -26,6 +26,7 @@ from ..registration import (
     differentiate,
     has_kernels,
     require,
+    require_broadcast,
     require_float,
     require_same_options,
     wants_gradient,
@@ -126,9 +127,7 @@ def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         raise ValueError(f"kfconvert::{operator}: reduction must be mean, sum or none, got {reduction!r}")
     require_float(operator, x)
     require_same_options(operator, "y", x, y)
-    for one, two in zip(reversed(x.shape), reversed(y.shape)):
-        message = f"shapes {tuple(x.shape)} and {tuple(y.shape)} do not broadcast"
-        require(one == two or one == 1 or two == 1, operator, message)
+    require_broadcast(operator, x, y)
     pair = None if reduction == "none" else kernel_pair(x, y)
     if pair is None:
         x, y = torch.broadcast_tensors(x, y)

@@ -14,8 +14,7 @@ from ..declaration import declare
 from ..double_backward import is_differentiated
 from ..registration import (
     autocast,
-    cast_floats,
-    cast_to_widest,
+    cast_as_norms,
     define,
     define_with_twin,
     differentiate,
@@ -175,14 +174,7 @@ def _differentiate(ctx, grad):
     return of_x, of_mask, None
 
 
-def _cast(args, device_type):
-    """Applies ATen's rule of softmax: float32 on CUDA, no cast on the CPU."""
-    if device_type == "cuda":
-        return cast_floats(args, torch.float32, device_type)
-    return cast_to_widest(args, device_type)
-
-
 _OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose)
 _BACKWARD = define("softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor", _compose_backward)
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
-autocast((_OPERATOR, _INFERENCE), _cast)
+autocast((_OPERATOR, _INFERENCE), cast_as_norms)
