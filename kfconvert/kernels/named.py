@@ -1,19 +1,26 @@
-"""The named functions of kfconvert.ops, such as ``layer_norm_relu``, over other implementations of the general ones."""
+"""Functions of kfconvert.ops with other implementations of the functions that they call."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 
 from .. import ops
 
 
-def over(general: dict[str, Callable], *names: str) -> dict[str, Callable]:
-    """Returns the functions ``names`` of kfconvert.ops by name, which call ``general`` in place of the operators."""
-    return {name: _over(general, inspect.unwrap(getattr(ops, name))) for name in names}
+def over(others: Mapping[str, Callable], *names: str) -> dict[str, Callable]:
+    """Returns the functions ``names`` of kfconvert.ops, which call ``others`` in place of their own of these names."""
+    return {name: rebound(inspect.unwrap(getattr(ops, name)), others) for name in names}
 
 
-def _over(general, function):
-    values = {**function.__globals__, **general}
+def rebound(function: Callable, others: Mapping[str, Callable]) -> Callable:
+    """Returns ``function`` with ``others`` in place of globals of its module. A call of itself is one of the result."""
+    assert isinstance(function, FunctionType)
+    values = {**function.__globals__, **others}
     own = FunctionType(function.__code__, values, function.__name__, function.__defaults__)
-    own.__annotations__, own.__doc__ = function.__annotations__, function.__doc__
+    own.__annotations__, own.__doc__, own.__kwdefaults__ = (
+        function.__annotations__,
+        function.__doc__,
+        function.__kwdefaults__,
+    )
+    values[function.__name__] = own
     return own

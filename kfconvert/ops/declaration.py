@@ -23,7 +23,6 @@ class Operator:
         group: one of GROUPS.
         example: (t, rows, columns) -> positional arguments, where ``t(*shape)`` is a float tensor; None for operators
             without tensor arguments.
-        reference: the operator in plain ATen, if defined in the same module; others are in ``kernels/reference``.
         runs: the operators, of this package or PyTorch, that an operator without a kernel calls; else None.
         why_aten: a function with the parameters of ``function`` that returns why a call runs on plain ATen, or None if
             it runs a kernel; None if every call runs a kernel.
@@ -33,7 +32,6 @@ class Operator:
     function: Callable[..., Any]
     group: str
     example: Callable[[Callable[..., Tensor], int, int], tuple] | None
-    reference: Callable[..., Any] | None
     runs: str | None
     why_aten: Callable[..., str | None] | None
     timed_as: str | None
@@ -59,14 +57,13 @@ def declare(
     why_aten: Callable[..., str | None] | None = None,
     timed_as: str | None = None,
     runs: str | None = None,
-    reference: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator that adds the function to OPERATORS. See :class:`Operator` for the arguments."""
     if group not in GROUPS:
         raise ValueError(f"group must be one of {GROUPS}, not {group!r}")
 
     def entered(function: Callable[..., Any]) -> Callable[..., Any]:
-        OPERATORS[function.__name__] = Operator(function, group, example, reference, runs, why_aten, timed_as)
+        OPERATORS[function.__name__] = Operator(function, group, example, runs, why_aten, timed_as)
         return function
 
     return entered

@@ -30,8 +30,8 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # One name for each kernel.
 KERNELS = {
-    "act_mul", "add_relu", "bias_silu", "dequantize_int8", "layer_norm_act", "multiply_relu", "prelu_bias", "quantize_int8",
-    "rms_norm_act", "rope", "softmax",
+    "act_mul", "add_relu", "bias_silu", "dequantize_int8", "layer_norm_act", "multiply_relu", "prelu_bias",
+    "quantize_int8", "rms_norm_act", "rope", "softmax",
 }  # fmt: skip
 PAIRS = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp", "swish_multiply", "geglu", "mish_scale"]
 

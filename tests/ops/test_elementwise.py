@@ -8,7 +8,7 @@ from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.kernels import reference
-from kfconvert.ops.fused.scale_shift_act import reference as scale_shift
+from kfconvert.kernels.reference import scale_shift_act as scale_shift
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,7 +3,7 @@ import torch
 from helpers import DTYPES
 
 from kfconvert import ops
-from kfconvert.ops.fused.group_norm_act import reference
+from kfconvert.kernels.reference import group_norm_act as reference
 
 
 def inputs(shape, dtype, device, offset=0.0):

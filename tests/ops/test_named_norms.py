@@ -7,7 +7,7 @@ from helpers import DTYPES
 
 from kfconvert import ops
 from kfconvert.kernels import reference
-from kfconvert.ops.standalone.batch_norm_act import reference as batch_norm
+from kfconvert.kernels.reference import batch_norm_act as batch_norm
 
 
 def arguments(name, dtype, device, shape=(3, 6, 8)):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from helpers import check_operator
 
 from kfconvert import ops
-from kfconvert.ops.fused.layer_norm_act import reference
+from kfconvert.kernels.reference import layer_norm_act as reference
 from kfconvert.ops.fused.rms_norm_act import reference as rms_reference
 
 

@@ -2,23 +2,17 @@
 
 import torch
 
-from ..activations import CODES, apply_activation
+from ..activations import CODES
 from ..declaration import declare
 from .combine_act import Combination, combine_act
 
 __all__ = ["act_mul"]
 
 
-def reference(gate, up, activation, negative_slope=0.01):
-    """Computes :func:`act_mul` in plain ATen, differentiable."""
-    return apply_activation(gate, activation, negative_slope) * up
-
-
 @declare(
     group="elementwise",
     example=lambda t, rows, columns: (t(rows, columns), t(columns), "silu"),
     timed_as="swish_multiply and geglu",
-    reference=reference,
 )
 def act_mul(gate: torch.Tensor, up: torch.Tensor, activation: str, negative_slope: float = 0.01) -> torch.Tensor:
     """Computes ``act(gate) * up``, in the memory format of the first argument with the shape of the result.

@@ -26,28 +26,10 @@ __all__ = ["conv_act"]
 _CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
-def reference(
-    x,
-    weight,
-    bias=None,
-    residual=None,
-    stride=1,
-    padding=0,
-    dilation=1,
-    groups=1,
-    activation="none",
-    negative_slope=0.01,
-):
-    """Computes :func:`conv_act` in plain ATen, differentiable."""
-    y = _CONVOLUTIONS[weight.dim()](x, weight, bias, stride, padding, dilation, groups)
-    return apply_activation(y if residual is None else y + residual, activation, negative_slope)
-
-
 @declare(
     group="block",
     example=lambda t, rows, columns: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4)),
     timed_as="conv2d_bn_act",
-    reference=reference,
 )
 def conv_act(
     x: torch.Tensor,
@@ -96,7 +78,8 @@ def conv_act(
         x, padding = _explicit_padding(x, weight, stride, padding, dilation)
     if not has_kernels(x):
         _check(x, weight, bias, residual, groups)
-        return reference(x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope)
+        y = _CONVOLUTIONS[weight.dim()](x, weight, bias, stride, padding, dilation, groups)
+        return apply_activation(y if residual is None else y + residual, activation, negative_slope)
     operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias, residual) else _INFERENCE
     strides, paddings, dilations = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
     return operator(x, weight, bias, residual, strides, paddings, dilations, groups, code, negative_slope)

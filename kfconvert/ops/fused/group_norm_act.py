@@ -33,11 +33,6 @@ from .bias_act import check_channels, spread
 __all__ = ["group_norm_act"]
 
 
-def reference(x, num_groups, weight=None, bias=None, eps=1e-5, activation="none", negative_slope=0.01):
-    """Computes :func:`group_norm_act` in plain ATen, differentiable."""
-    return apply_activation(_normalise(x, num_groups, weight, bias, eps), activation, negative_slope)
-
-
 def _normalise(x, num_groups, weight, bias, eps):
     if x.numel() > 0:
         # Not F.group_norm, which rejects groups of one value.
@@ -51,7 +46,6 @@ def _normalise(x, num_groups, weight, bias, eps):
     group="norm",
     example=lambda t, rows, columns: (t(2, 6, 5), 3, t(6), t(6), 1e-5, "relu"),
     timed_as="group_norm_silu",
-    reference=reference,
 )
 def group_norm_act(
     x: torch.Tensor,
@@ -79,7 +73,8 @@ def group_norm_act(
     code, eps = CODES[activation], float(eps)
     if not has_kernels(x):
         _check(x, num_groups, weight, bias)
-        return reference(x.contiguous(), num_groups, weight, bias, eps, activation, negative_slope)
+        y = _normalise(x.contiguous(), num_groups, weight, bias, eps)
+        return apply_activation(y, activation, negative_slope)
     if wants_gradient(x, weight, bias):
         return _DIFFERENTIABLE(x, num_groups, weight, bias, eps, code, negative_slope)
     return _INFERENCE(x, num_groups, weight, bias, eps, code, negative_slope)

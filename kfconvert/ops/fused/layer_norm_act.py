@@ -12,28 +12,9 @@ from .norm_operators import NormOperators
 __all__ = ["layer_norm_act"]
 
 
-def reference(
-    x,
-    normalized_shape,
-    weight=None,
-    bias=None,
-    eps=1e-5,
-    activation="none",
-    residual=None,
-    return_sum=False,
-    negative_slope=0.01,
-):
-    """Computes :func:`layer_norm_act` in plain ATen, differentiable."""
-    s = x if residual is None else x + residual
-    y = F.layer_norm(s, as_shape(normalized_shape), weight, bias, eps)
-    y = apply_activation(y, activation, negative_slope)
-    return (y, s) if return_sum else y
-
-
 @declare(
     group="norm",
     example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)),
-    reference=reference,
 )
 def layer_norm_act(
     x: torch.Tensor,
@@ -69,7 +50,9 @@ def layer_norm_act(
     shape = as_shape(normalized_shape)
     if not has_kernels(x):
         check_norm("layer_norm_act", x, residual, shape, weight, bias)
-        return reference(x, shape, weight, bias, eps, activation, residual, return_sum, negative_slope)
+        s = x if residual is None else x + residual
+        y = apply_activation(F.layer_norm(s, shape, weight, bias, eps), activation, negative_slope)
+        return (y, s) if return_sum else y
     needs_grad = wants_gradient(x, weight, bias, residual)
     if return_sum and residual is not None:
         operator = _NORM.add_differentiable if needs_grad else _NORM.add_inference

@@ -43,7 +43,6 @@ def _normalise(s, shape, weight, eps, offset):
     group="norm",
     example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), 1e-6, "silu"),
     timed_as="rms_norm, add_rms_norm and rms_norm_gelu",
-    reference=reference,
 )
 def rms_norm_act(
     x: torch.Tensor,

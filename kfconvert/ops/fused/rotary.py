@@ -44,7 +44,6 @@ def _learns_the_angles(x, cos, sin, interleaved=False):
     group="attention",
     example=lambda t, rows, columns: (t(2, 3, 7, 12), t(7, 12), t(7, 12)),
     why_aten=_learns_the_angles,
-    reference=reference,
 )
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Computes ``x * cos + rotated(x) * sin``, in x's shape and dtype.

@@ -21,17 +21,11 @@ from .bias_act import check_channels
 __all__ = ["scale_shift_act"]
 
 
-def reference(x, scale, shift, activation="none", negative_slope=0.01):
-    """Computes :func:`scale_shift_act` in plain ATen, differentiable."""
-    return apply_activation(_scaled(x, scale, shift), activation, negative_slope)
-
-
 @declare(
     group="norm",
     example=lambda t, rows, columns: (t(2, 6, 5), t(6), t(6), "relu"),
     why_aten=wants_gradients,
     timed_as="conv2d_bn_act",
-    reference=reference,
 )
 def scale_shift_act(
     x: torch.Tensor,
@@ -56,7 +50,7 @@ def scale_shift_act(
     code = CODES[activation]
     if not has_kernels(x):
         _check(x, scale, shift)
-        return reference(x, scale, shift, activation, negative_slope)
+        return apply_activation(_scaled(x, scale, shift), activation, negative_slope)
     if wants_gradient(x, scale, shift):
         return _DIFFERENTIABLE(x, scale, shift, code, negative_slope)
     return _INFERENCE(x, scale, shift, code, negative_slope)

@@ -30,20 +30,6 @@ from ..registration import (
 __all__ = ["batch_norm_act"]
 
 
-def reference(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    activation: str = "none",
-    negative_slope: float = 0.01,
-) -> Tensor:
-    """Computes :func:`batch_norm_act` in plain ATen, differentiable in x, weight and bias."""
-    return apply_activation(_normalise(x, mean, variance, weight, bias, eps), activation, negative_slope)
-
-
 def _normalise(x, mean, variance, weight, bias, eps):
     # ATen's backward of (N, C) on the CPU is wrong with a strided weight or strided statistics.
     given = (None if t is None else t.contiguous() for t in (mean, variance, weight, bias))
@@ -54,7 +40,6 @@ def _normalise(x, mean, variance, weight, bias, eps):
     group="norm",
     example=lambda t, rows, columns: (t(2, 6, 5), t(6), t(6).abs(), t(6), t(6), 1e-5, "relu"),
     timed_as="batch_norm_relu",
-    reference=reference,
 )
 def batch_norm_act(
     x: Tensor,
@@ -83,7 +68,8 @@ def batch_norm_act(
     code, eps = CODES[activation], float(eps)
     if not has_kernels(x):
         _check(x, mean, variance, weight, bias)
-        return reference(x, mean, variance, weight, bias, eps, activation, negative_slope)
+        y = _normalise(x, mean, variance, weight, bias, eps)
+        return apply_activation(y, activation, negative_slope)
     operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias) else _INFERENCE
     return operator(x, mean, variance, weight, bias, eps, code, negative_slope)
 

@@ -40,7 +40,6 @@ def reference(
 @declare(
     group="image",
     example=lambda t, rows, columns: (t(2, rows, 6, 3).to(torch.uint8), (0.5,) * 3, (0.2,) * 3),
-    reference=reference,
 )
 def normalize_image(
     image: Tensor,

@@ -35,7 +35,6 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
 @declare(
     group="elementwise",
     example=lambda t, rows, columns: (t(rows, columns), t(columns), t(columns)),
-    reference=reference,
 )
 def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """Computes ``v = x + bias`` where it is positive, else ``v * weight``, in x's dtype, shape and memory format.

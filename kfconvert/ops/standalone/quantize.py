@@ -25,7 +25,7 @@ def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tenso
     return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
 
 
-@declare(group="image", example=lambda t, rows, columns: (t(rows, columns), 0.03, 2), reference=reference_quantize)
+@declare(group="image", example=lambda t, rows, columns: (t(rows, columns), 0.03, 2))
 def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
     """Computes ``clamp(round(x / scale + zero_point), -128, 127)`` as int8, in x's shape and memory format.
 
@@ -63,7 +63,6 @@ def reference_dequantize(
     group="image",
     example=lambda t, rows, columns: (t(rows, columns).to(torch.int8), 0.5, 3),
     why_aten=_learns_the_scale,
-    reference=reference_dequantize,
 )
 def dequantize_int8(
     q: Tensor,

@@ -45,7 +45,6 @@ def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None 
     group="reduction",
     example=lambda t, rows, columns: (t(rows, columns), -1, 0.5, t(columns)),
     why_aten=_normalises_outer,
-    reference=reference,
 )
 def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """Computes ``softmax(x * scale + mask)`` along ``dim``, contiguous if it is the last dimension.
