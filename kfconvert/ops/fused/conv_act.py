@@ -61,19 +61,8 @@ def conv_act(
     """
     code = CODES[activation]
     if x.dim() == weight.dim() - 1:
-        batched = None if residual is None else residual.unsqueeze(0)
-        return conv_act(
-            x.unsqueeze(0),
-            weight,
-            bias,
-            batched,
-            stride,
-            padding,
-            dilation,
-            groups,
-            activation,
-            negative_slope,
-        ).squeeze(0)
+        batched = x.unsqueeze(0), weight, bias, None if residual is None else residual.unsqueeze(0)
+        return conv_act(*batched, stride, padding, dilation, groups, activation, negative_slope).squeeze(0)
     if isinstance(padding, str):
         x, padding = _explicit_padding(x, weight, stride, padding, dilation)
     if not has_kernels(x):

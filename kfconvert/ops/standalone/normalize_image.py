@@ -16,27 +16,6 @@ __all__ = ["normalize_image"]
 _FEW_CHANNELS = 4
 
 
-def reference(
-    image: Tensor,
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
-    *,
-    crop: tuple[int, int, int, int] | None = None,
-    flip: bool = False,
-    dtype: torch.dtype = torch.float32,
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> Tensor:
-    """Computes :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
-    mean, std and each step to float32, or to float64 where that is ``dtype``."""
-    means, stds = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
-    image = part_of(image, crop, flip)
-    if memory_format == torch.channels_last:
-        planes = image.contiguous().movedim(-1, -3)
-    else:
-        planes = image.movedim(-1, -3).contiguous()
-    return planes.to(means.dtype).div_(255).sub_(means).div_(stds).to(dtype)
-
-
 @declare(
     group="image",
     example=lambda t, rows, columns: (t(2, rows, 6, 3).to(torch.uint8), (0.5,) * 3, (0.2,) * 3),
@@ -78,7 +57,7 @@ def normalize_image(
     require(image.dtype == torch.uint8, operator, "expected uint8")
     shape = tuple(image.shape)
     require(len(shape) in (3, 4), operator, f"image has shape {shape}, expected (H, W, C) or (N, H, W, C)")
-    image = part_of(image, crop, flip)
+    image = _part_of(image, crop, flip)
     known = memory_format in (torch.contiguous_format, torch.channels_last)
     require(known, operator, "memory_format must be torch.contiguous_format or torch.channels_last")
     empty = image.new_empty(0, dtype=dtype)
@@ -86,7 +65,7 @@ def normalize_image(
     mean, std = (_checked(operator, name, value, image) for name, value in (("mean", mean), ("std", std)))
     require(isinstance(std, Tensor) or 0 not in std, operator, "std has a value of 0")
     if not has_kernels(image):
-        return reference(image, mean, std, dtype=dtype, memory_format=memory_format)
+        return _normalised(image, mean, std, dtype, memory_format == torch.channels_last)
     channels_last = memory_format == torch.channels_last
     if isinstance(mean, Tensor) or isinstance(std, Tensor) or len(mean) > _FEW_CHANNELS:
         return _OPERATOR(image, *_tensors(image, dtype, mean, std), [], [], empty, channels_last)
@@ -114,7 +93,7 @@ def _tensors(image, dtype, *values):
     return [torch.as_tensor(value, dtype=wide, device=image.device) for value in values]
 
 
-def part_of(image: Tensor, crop: tuple[int, int, int, int] | None, flip: bool) -> Tensor:
+def _part_of(image: Tensor, crop: tuple[int, int, int, int] | None, flip: bool) -> Tensor:
     """Returns the part ``crop`` of (..., H, W, C) as a view, or mirrored with ``flip`` as a copy."""
     operator = "normalize_image"
     if crop is not None:
@@ -128,10 +107,16 @@ def part_of(image: Tensor, crop: tuple[int, int, int, int] | None, flip: bool) -
     return image.flip(-2) if flip else image
 
 
+def _normalised(image, mean, std, dtype, channels_last):
+    """Rounds as torchvision's transforms do: mean, std and each step to float32, or to float64 where that is dtype."""
+    means, stds = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
+    planes = image.contiguous().movedim(-1, -3) if channels_last else image.movedim(-1, -3).contiguous()
+    return planes.to(means.dtype).div_(255).sub_(means).div_(stds).to(dtype)
+
+
 def _compose(image, mean, std, mean_values, std_values, like, channels_last):
     values = (mean_values, std_values) if mean is None else (mean, std)
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    y = reference(image, *values, dtype=like.dtype, memory_format=memory_format)
+    y = _normalised(image, *values, like.dtype, channels_last)
     return _fake(image, mean, std, mean_values, std_values, like, channels_last).copy_(y)
 
 

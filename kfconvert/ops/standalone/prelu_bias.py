@@ -25,13 +25,6 @@ from ..registration import (
 __all__ = ["prelu_bias"]
 
 
-def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """Computes :func:`prelu_bias` in plain ATen, differentiable."""
-    weight = weight.expand(bias.shape) if weight.numel() == 1 else weight
-    v = x + spread(bias, x, dim)
-    return torch.where(v > 0, v, v * spread(weight, x, dim))
-
-
 @declare(
     group="elementwise",
     example=lambda t, rows, columns: (t(rows, columns), t(columns), t(columns)),
@@ -53,10 +46,15 @@ def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor
         weight = weight.expand(bias.shape)
     if not has_kernels(x):
         check_prelu(x, bias, weight, dim)
-        return reference(x, weight, bias, dim)
+        return _plain(x, bias, weight, dim)
     if wants_gradient(x, bias, weight):
         return _DIFFERENTIABLE(x, bias, weight, dim)
     return _INFERENCE(x, bias, weight, dim)
+
+
+def _plain(x, bias, weight, dim):
+    v = x + spread(bias, x, dim)
+    return torch.where(v > 0, v, v * spread(weight, x, dim))
 
 
 def check_prelu(x, bias, weight, dim):
@@ -68,7 +66,7 @@ def check_prelu(x, bias, weight, dim):
 
 def _compose(x, bias, weight, dim):
     check_prelu(x, bias, weight, dim)
-    return torch.empty_like(x).copy_(reference(x, weight, bias, dim))
+    return torch.empty_like(x).copy_(_plain(x, bias, weight, dim))
 
 
 def _save(ctx, inputs, output):
@@ -84,9 +82,7 @@ def _compose_gradients(grad, x, bias, weight, dim):
 
 def _differentiate(ctx, grad):
     if is_differentiated():
-        gradients = differentiable_gradients(
-            lambda x, bias, weight: reference(x, weight, bias, ctx.dim), ctx.saved_tensors, grad
-        )
+        gradients = differentiable_gradients(lambda *given: _plain(*given, ctx.dim), ctx.saved_tensors, grad)
     else:
         gradients = _GRADIENTS(grad, *ctx.saved_tensors, ctx.dim)
     return *(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad)), None

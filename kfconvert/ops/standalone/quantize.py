@@ -16,15 +16,6 @@ def _learns_the_scale(q, scale, *args, **kwargs):
     return "the kernel has no backward" if learned else None
 
 
-def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
-    """Computes :func:`quantize_int8` in plain ATen."""
-    wide = x.to(_wide(x.dtype))
-    # A tensor, because ATen divides by a number on CUDA as a product with its reciprocal, which rounds differently.
-    scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
-    scaled = wide / scale + _spread(zero_point, x, dim)
-    return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
-
-
 @declare(group="image", example=lambda t, rows, columns: (t(rows, columns), 0.03, 2))
 def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
     """Computes ``clamp(round(x / scale + zero_point), -128, 127)`` as int8, in x's shape and memory format.
@@ -44,19 +35,8 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
     require_float(operator, x)
     scale, zero_point = parameters(operator, x, scale, zero_point, _wide(x.dtype), dim)
     if not has_kernels(x):
-        return reference_quantize(x, scale, zero_point, dim)
+        return _quantized(x, scale, zero_point, dim)
     return _QUANTIZE(x, *_arguments(scale, zero_point), dim)
-
-
-def reference_dequantize(
-    q: Tensor,
-    scale: float | Tensor,
-    zero_point: int | Tensor = 0,
-    dim: int = -1,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Computes :func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
-    return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
 
 
 @declare(
@@ -81,7 +61,7 @@ def dequantize_int8(
     scale, zero_point = parameters(operator, q, scale, zero_point, _wide(dtype), dim)
     learned = torch.is_grad_enabled() and isinstance(scale, Tensor) and scale.requires_grad
     if not has_kernels(q) or learned:
-        return reference_dequantize(q, scale, zero_point, dim, dtype)
+        return _dequantized(q, scale, zero_point, dim, dtype)
     return _DEQUANTIZE(q, *_arguments(scale, zero_point), dim, empty)
 
 
@@ -123,14 +103,26 @@ def _spread(value, x, dim):
     return value.reshape(()) if value.numel() == 1 else spread(value, x, dim)
 
 
+def _quantized(x, scale, zero_point, dim):
+    wide = x.to(_wide(x.dtype))
+    # A tensor, because ATen divides by a number on CUDA as a product with its reciprocal, which rounds differently.
+    scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
+    scaled = wide / scale + _spread(zero_point, x, dim)
+    return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
+
+
+def _dequantized(q, scale, zero_point, dim, dtype):
+    return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
+
+
 def _compose(x, scale, zero_point, scale_value, zero_point_value, dim):
     values = scale_value if scale is None else scale, zero_point_value if zero_point is None else zero_point
-    return torch.empty_like(x, dtype=torch.int8).copy_(reference_quantize(x, *values, dim))
+    return torch.empty_like(x, dtype=torch.int8).copy_(_quantized(x, *values, dim))
 
 
 def _compose_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
     values = scale_value if scale is None else scale, zero_point_value if zero_point is None else zero_point
-    return torch.empty_like(q, dtype=like.dtype).copy_(reference_dequantize(q, *values, dim, like.dtype))
+    return torch.empty_like(q, dtype=like.dtype).copy_(_dequantized(q, *values, dim, like.dtype))
 
 
 _PARAMETERS = "Tensor? scale, Tensor? zero_point, float scale_value, float zero_point_value, int dim"

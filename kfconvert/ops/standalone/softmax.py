@@ -33,8 +33,7 @@ def _normalises_outer(x, dim=-1, scale=1.0, mask=None):
     return "the kernel takes the last dimension" if x.dim() == 0 or dim not in (-1, x.dim() - 1) else None
 
 
-def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Computes :func:`softmax` in plain ATen, differentiable."""
+def _plain(x, dim, scale, mask):
     v = x if scale == 1 else x * scale
     if mask is not None:
         v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
@@ -69,7 +68,7 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
     last = x.dim() > 0 and dim in (-1, x.dim() - 1)
     if not compiled or not last:
         check_mask(x, mask)
-        return reference(x, dim, scale, mask)
+        return _plain(x, dim, scale, mask)
     if wants_gradient(x, mask):
         return _DIFFERENTIABLE(x, mask, scale)
     return _INFERENCE(x, mask, scale)
@@ -147,7 +146,7 @@ def check_mask(x, mask):
 
 def _compose(x, mask, scale):
     check_mask(x, mask)
-    return reference(x, -1, scale, mask).contiguous()
+    return _plain(x, -1, scale, mask).contiguous()
 
 
 def _compose_backward(grad, y, mask, scale):
