@@ -5,6 +5,7 @@ import types
 from pathlib import Path
 
 import pytest
+from support.operator_samples import SAMPLES
 
 from kfconvert import ops
 from kfconvert.kernels import compiled
@@ -20,6 +21,10 @@ def test_every_public_function_is_declared_once():
 
 def test_families_follow():
     assert set(compiled.NAMES) == {name for name, operator in OPERATORS.items() if operator.is_compiled}
+
+
+def test_every_operator_has_samples():
+    assert SAMPLES.keys() == {name for name, each in OPERATORS.items() if each.example} - {"apply_activation"}
 
 
 def test_the_list_in_the_pages(monkeypatch):
