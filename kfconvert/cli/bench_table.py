@@ -36,6 +36,7 @@ def bench_table(results: list[dict[str, Any]]) -> RenderableType:
 
 def _cells(row: dict[str, Any], timings: dict[str, Any]) -> list[str]:
     from ..profiling import bytes_text
+    from ..report import timing_text
 
     name, details = row["name"], row["details"]
     sites = "" if details is None else f", {details['sites']} site{'' if details['sites'] == 1 else 's'}"
@@ -44,7 +45,7 @@ def _cells(row: dict[str, Any], timings: dict[str, Any]) -> list[str]:
     times, speedup = timings["timings"][name], timings["speedups"].get(name)
     return [
         f"  {name}{sites}",
-        _time(times),
+        timing_text(times),
         "" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
         "" if speedup is None else "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**speedup),
     ]
@@ -65,14 +66,3 @@ def _places(results: list[dict[str, Any]]) -> list[str]:
     told = "{device}, {threads} CPU threads, torch {torch}, kfconvert {kfconvert}"
     lines = (told.format(**result["environment"]) for result in results)
     return list(dict.fromkeys(line.replace(" 1 CPU threads", " 1 CPU thread") for line in lines))
-
-
-def _time(timing: dict[str, Any]) -> str:
-    """The median and the quartiles, to three digits or so: ``38.8 ms (38.1 to 39.5)``."""
-    unit, per_ms = ("ms", 1.0) if timing["median_ms"] >= 1 else ("µs", 1e3)
-    median, q1, q3 = (_digits(per_ms * timing[key]) for key in ("median_ms", "q1_ms", "q3_ms"))
-    return f"{median} {unit} ({q1} to {q3})"
-
-
-def _digits(number: float) -> str:
-    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}"

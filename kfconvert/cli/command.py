@@ -57,14 +57,6 @@ class _Group(click.Group):
         of_command = bool(args) and args[0] in self.commands
         return super().parse_args(ctx, args if of_command else spread(args, MULTIPLE))
 
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            if sys.stderr.isatty():
-                raise  # click ends the line that shows ^C
-            raise click.Abort() from None
-
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
@@ -126,10 +118,10 @@ def _convert(ctx: click.Context, *, models: tuple[str, ...], as_json: bool, json
         raise click.UsageError("--generate sets the prompt length: it excludes --seq-len and --input-shape")
     if given["engine"] == "ray" and importlib.util.find_spec("ray") is None:
         raise click.UsageError("--engine ray needs Ray: pip install 'kfconvert[ray]'")
-    tell = _say_nothing if as_json else _json_line if json_lines else _report
+    tell = (lambda result: None) if as_json else _json_line if json_lines else _report
     results = _jobs(given).run(list(models), tell, _say_error)
     if as_json:
-        _json("models", results)
+        _json(models=results)
     elif json_lines:
         _json_line({"kfconvert": __version__, **_counts(results)})
     elif len(results) > 1:
@@ -161,8 +153,7 @@ def explain(model: str, as_json: bool, **given: Any) -> None:
     """
     statistics, classes = _jobs({**given, "weights": "random", "select": "all"}).explain(model)
     if as_json:
-        found = {"name": model, "statistics": statistics, "classes": classes}
-        click.echo(json.dumps({"kfconvert": __version__, **found}, indent=2))
+        _json(name=model, statistics=statistics, classes=classes)
     else:
         from ..report import Explanation
 
@@ -194,7 +185,7 @@ def bench(
     jobs = _jobs({**given, "dtype_name": dtype or "float32", "new_tokens": 0})
     found = Bench(jobs, batch_sizes, dtype, not no_compile, trust_source).run(list(dict.fromkeys(names)), _say_error)
     if as_json:
-        _json("benchmarks", found)
+        _json(benchmarks=found)
     elif any(not result["error"] for result in found):
         from .bench_table import bench_table
 
@@ -216,7 +207,7 @@ def report(ctx: click.Context, path: str, to_open: bool, as_json: bool) -> None:
 
     found, errors = pages(path)
     if as_json:
-        click.echo(json.dumps({"kfconvert": __version__, "reports": found, "errors": errors}, indent=2))
+        _json(reports=found, errors=errors)
     for page in found:
         if not as_json:
             click.echo(printable(page["page"]))
@@ -241,7 +232,7 @@ def compare(first: str, second: str, as_json: bool) -> None:
 
     found = comparisons(first, second)
     if as_json:
-        click.echo(json.dumps({"kfconvert": __version__, **found}, indent=2))
+        _json(**found)
         return
     from ..report import render_comparison
 
@@ -280,7 +271,7 @@ def levels(
         if not as_json:
             _show(lessons_of.table(results[-1]))
     if as_json:
-        _json("lessons", [result.as_dict() for result in results])
+        _json(lessons=[result.as_dict() for result in results])
     if plot:
         lessons_of.plot(results, plot)
     problems = [problem for result in results for problem in result.problems]
@@ -298,7 +289,7 @@ def doctor(as_json: bool) -> None:
 
         checks = list(examine())
     if as_json:
-        _json("checks", [check._asdict() for check in checks])
+        _json(checks=[check._asdict() for check in checks])
         return
     for check in checks:
         click.echo(f"{'ok  ' if check.ok else 'no  '}{check.name}: {check.detail}")
@@ -379,12 +370,8 @@ def _version() -> str:
     return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}; see kfconvert doctor)"
 
 
-def _say_nothing(result: dict[str, Any]) -> None:
-    """Prints nothing: for output that is printed at the end."""
-
-
-def _json(name: str, found: Any) -> None:
-    click.echo(json.dumps({"kfconvert": __version__, name: found}, indent=2))
+def _json(**found: Any) -> None:
+    click.echo(json.dumps({"kfconvert": __version__, **found}, indent=2))
 
 
 def _json_line(value: dict[str, Any]) -> None:

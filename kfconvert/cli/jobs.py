@@ -179,13 +179,19 @@ class Jobs:
         }
 
     def _one(self, name: str, target: Path | None) -> dict[str, Any]:
+        from .. import artifact
+
         result = _result(name)
         try:
-            with (
-                self.failing_in_one_line(name),
-                terminal.progress_bar(name, self.shows_progress) as progress,
-            ):
-                self._convert(name, target, progress, result)
+            with self.failing_in_one_line(name), terminal.progress_bar(name, self.shows_progress) as progress:
+                progress("load", 0, 1)
+                entry = self.resolved(name)
+                result["weights"] = entry.recipe["weights"]
+                converted = self._converted(entry, progress)
+                result["statistics"] = json_ready(self.converter.conversion_stats)
+                if target is not None:
+                    progress("save", 0, 1)
+                    result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
         except click.ClickException as error:  # the other models continue
             result["error"] = error.message
         return result
@@ -238,24 +244,6 @@ class Jobs:
             raise click.ClickException(f"{name}: out of memory on {self.device}") from error
         except (Exception, SystemExit) as error:
             raise click.ClickException(_one_line(name, error)) from error
-
-    def _convert(
-        self,
-        name: str,
-        target: Path | None,
-        progress: Callable[[str, int, int], None],
-        result: dict[str, Any],
-    ) -> None:
-        from .. import artifact
-
-        progress("load", 0, 1)
-        entry = self.resolved(name)
-        result["weights"] = entry.recipe["weights"]
-        converted = self._converted(entry, progress)
-        result["statistics"] = json_ready(self.converter.conversion_stats)
-        if target is not None:
-            progress("save", 0, 1)
-            result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
 
     def resolved(self, name: str) -> zoo.ZooModel:
         """Resolves the model ``name`` with the options. Call it within ``ready``."""

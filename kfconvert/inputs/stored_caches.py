@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from typing import Any, TypeGuard
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
+from ..json_values import first_fault
 from .caches import CACHES, INNER, LAYERS, MODULE, SLIDING, CacheKind
 from .static_cache import NAME, static_key_values
 
@@ -27,6 +29,20 @@ class UnstorableCache(ValueError):
     """Raised if a kind of cache cannot be stored, or a stored value is not a kind. The message has the reason."""
 
 
+_Attributes = Annotated[dict[str, Any], Field(max_length=_MOST)]
+
+
+class _StoredKind(BaseModel, strict=True):
+    """A ``CacheKind``: of a static cache, of nested caches, or of layers."""
+
+    cls: Literal["DynamicCache", "EncoderDecoderCache", "StaticKeyValues"] = Field(alias="class")
+    attributes: _Attributes = {}
+    layers: list[Annotated[tuple[str, _Attributes], Field(strict=False)]] = Field([], max_length=_MOST)
+    filled: list[bool] = []
+    inner: list[Annotated[tuple[str, _StoredKind], Field(strict=False)]] = []
+    static: int = Field(0, ge=0, le=2 * _MOST)
+
+
 def stored_kind(kind: CacheKind) -> dict[str, Any]:
     """Returns ``kind`` as JSON values. Raises UnstorableCache."""
     if kind.static:
@@ -39,43 +55,35 @@ def stored_kind(kind: CacheKind) -> dict[str, Any]:
 
 def made_kind(stored: Any) -> CacheKind:
     """Rebuilds the kind from the result of ``stored_kind``. Raises UnstorableCache."""
-    if not isinstance(stored, dict):
-        raise UnstorableCache("the description of a cache is not a dict")
-    if stored.get("class") == NAME:
-        count = stored.get("static")
-        if type(count) is not int or not 0 < count <= 2 * _MOST or count % 2 == 0:
+    try:
+        return _made_kind(_StoredKind.model_validate(stored))
+    except ValidationError as error:
+        raise UnstorableCache(f"the description of a cache {first_fault(error)}") from error
+
+
+def _made_kind(stored: _StoredKind) -> CacheKind:
+    if stored.cls == NAME:
+        if stored.static % 2 == 0:
             raise UnstorableCache("a static cache must have a position, keys and values")
-        return CacheKind(_static_class(), {}, static=count)
-    cls = _class(stored.get("class"), CACHES)
-    attributes = _attributes(cls, stored.get("attributes"))
-    if "inner" in stored:
-        inner = stored["inner"]
-        if cls.__name__ != "EncoderDecoderCache" or not _is_list_of_pairs(inner):
-            raise UnstorableCache("a nested cache must have a name and a kind")
-        kinds = tuple((name, made_kind(each)) for name, each in inner)
-        if tuple(name for name, _ in kinds) != INNER or not all(_is_growing(kind) for _, kind in kinds):
+        try:
+            return CacheKind(static_key_values(), {}, static=stored.static)
+        except ImportError:
+            raise UnstorableCache("transformers is not installed") from None
+    cls = _class(stored.cls, CACHES)
+    attributes = _attributes(cls, stored.attributes)
+    if stored.cls == "EncoderDecoderCache":
+        if [(name, kind.cls) for name, kind in stored.inner] != [(name, "DynamicCache") for name in INNER]:
             raise UnstorableCache("the nested caches of a cache do not match its class")
-        return CacheKind(cls, attributes, inner=kinds)
-    layers, filled = stored.get("layers"), stored.get("filled")
-    if cls.__name__ != "DynamicCache" or not _is_list_of_pairs(layers):
-        raise UnstorableCache("a layer of a cache must have a class and attributes")
-    if not isinstance(filled, list) or len(filled) != len(layers) or not {bool} >= set(map(type, filled)):
+        return CacheKind(cls, attributes, inner=tuple((name, _made_kind(each)) for name, each in stored.inner))
+    if stored.inner or len(stored.filled) != len(stored.layers):
         raise UnstorableCache("a cache must state which of its layers are filled")
-    found = []
-    for name, held in layers:
+    layers = []
+    for name, held in stored.layers:
         layer = _class(name, LAYERS)
-        found.append((layer, _attributes(layer, held)))
-        if layer.__name__ == SLIDING and type(found[-1][1].get("sliding_window")) is not int:
+        layers.append((layer, _attributes(layer, held)))
+        if name == SLIDING and type(held.get("sliding_window")) is not int:
             raise UnstorableCache("a layer with a sliding window must have the length of the window")
-    return CacheKind(cls, attributes, tuple(found), tuple(filled))
-
-
-def _is_growing(kind: CacheKind) -> bool:
-    return not kind.static and not kind.inner
-
-
-def _is_list_of_pairs(value: Any) -> TypeGuard[list[list[Any]]]:
-    return isinstance(value, list) and len(value) <= _MOST and all(isinstance(e, list) and len(e) == 2 for e in value)
+    return CacheKind(cls, attributes, tuple(layers), tuple(stored.filled))
 
 
 def _stored_class(cls: type) -> str:
@@ -93,20 +101,11 @@ def _class(name: Any, among: frozenset[str]) -> type:
         raise UnstorableCache(f"the installed transformers has no {name}") from None
 
 
-def _static_class() -> type:
-    try:
-        return static_key_values()
-    except ImportError:
-        raise UnstorableCache("transformers is not installed") from None
-
-
 def _stored_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: _stored(value) for name, value in attributes.items()}
 
 
-def _attributes(cls: type, stored: Any) -> dict[str, Any]:
-    if not isinstance(stored, dict) or len(stored) > _MOST:
-        raise UnstorableCache("the attributes of a cache must be a dict")
+def _attributes(cls: type, stored: dict[str, Any]) -> dict[str, Any]:
     for name in stored:
         if not name.isidentifier() or name.startswith("__") or callable(getattr(cls, name, None)):
             raise UnstorableCache(f"{name[:50]!r} is not an attribute of {cls.__name__}")
@@ -137,6 +136,10 @@ def _made(stored: Any) -> Any:
         return torch.device(value)
     if kind == "class":
         return _class(value, _CLASSES)
-    if kind == "flags" and _is_list_of_pairs(value) and all(list(map(type, each)) == [int, bool] for each in value):
+    if (
+        kind == "flags"
+        and isinstance(value, list)
+        and all(isinstance(each, list) and list(map(type, each)) == [int, bool] for each in value)
+    ):
         return dict(value)
     raise UnstorableCache(f"{str(stored)[:50]} is not a valid attribute of a cache")

@@ -5,6 +5,7 @@ from .html import fragment, page
 from .pairwise import comparison, render_comparison
 from .prometheus import prometheus_text
 from .table import accuracy_line, given_back, memory_line, render, report_text, speed_line, speedup_line
+from .words import timing_text
 
 __all__ = [
     "Explanation",
@@ -21,4 +22,5 @@ __all__ = [
     "report_text",
     "speed_line",
     "speedup_line",
+    "timing_text",
 ]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..graph import at
-from .words import bytes_text, error_text, plain_text, reason_kind
+from .words import bytes_text, error_text, plain_text, reason_kind, timing_text
 
 MAX_REASONS = 3
 MAX_NEAR_MISSES = 5
@@ -64,7 +64,7 @@ def speed_line(stats: dict[str, Any]) -> str:
     if not comparison:
         return "not measured"
     timings = comparison["timings"]
-    parts = [f"{name} {_time(timing)}" for name, timing in timings.items()]
+    parts = [f"{name} {timing_text(timing)}" for name, timing in timings.items()]
     speedups = [speedup_line(name, speedup, len(timings) > 2) for name, speedup in comparison["speedups"].items()]
     returned = ["the original is given back"] if given_back(stats) else []
     return " -> ".join(parts) + " | " + "; ".join(speedups + returned)
@@ -286,12 +286,6 @@ def not_captured_lines(stats: dict[str, Any]) -> list[str]:
         if not region["captured"] and str(region["reason"]) not in said:
             names.setdefault(str(region["reason"]), []).append(region["name"] or "the model")
     return [f"{'; '.join(dict.fromkeys(forms))}: {reason}" for reason, forms in names.items()]
-
-
-def _time(timing: dict[str, Any]) -> str:
-    unit, scale = ("ms", 1.0) if timing["median_ms"] >= 1 else ("µs", 1e3)
-    median, low, high = (scale * timing[key] for key in ("median_ms", "q1_ms", "q3_ms"))
-    return f"{median:.2f} {unit} ({low:.2f} to {high:.2f})"
 
 
 def speedup_line(name: str, speedup: dict[str, Any], named: bool) -> str:

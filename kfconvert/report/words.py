@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -30,6 +31,13 @@ def time_text(microseconds: float) -> str:
         if abs(microseconds) >= size:
             return f"{_digits(microseconds / size)} {unit}"
     return f"{_digits(microseconds)} µs"
+
+
+def timing_text(timing: dict[str, Any]) -> str:
+    """The median and the quartiles, with about three digits: ``38.8 ms (38.1 to 39.5)``."""
+    unit, per_ms = ("ms", 1.0) if timing["median_ms"] >= 1 else ("µs", 1e3)
+    median, q1, q3 = (_digits(per_ms * timing[key]) for key in ("median_ms", "q1_ms", "q3_ms"))
+    return f"{median} {unit} ({q1} to {q3})"
 
 
 def share_text(part: float, whole: float) -> str:

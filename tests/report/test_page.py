@@ -80,7 +80,7 @@ def test_one_look_tells_it_all():
         "original 1.80 ms 1.90 ms 1.99 ms 80",
         "1.30 x faster (95 % between 1.28 and 1.33)",
         "generate(): prompt 1 x 32, 64 new: 200 -> 260 tokens/s",
-        "int64[32, 64] 0.2 original 40.00 ms",
+        "int64[32, 64] 0.2 original 40.0 ms",
         "All sites 10 of 14 before and after: 700 µs → 625 µs share fused: 92 %",
         "encoder.layer 9 of 12 sites",
         "query merged_linear: fused (kernel) before and after: 50.0 µs → 40.0 µs share fused: 100 %",

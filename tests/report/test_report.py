@@ -57,7 +57,7 @@ def test_one_look_tells_it_all(stats):
         "pass | error against the float64 run of the original: original 1.8e-07, converted 2.6e-07, ratio 1.44",
         "original 3.00 ms (2.85 to 3.15) -> converted 2.00 ms (1.90 to 2.10) | 1.50 x faster "
         "(95 % between 1.47 and 1.53)",
-        "tuned for int64[32, 64], weight 0.2: original 40.00 ms",
+        "tuned for int64[32, 64], weight 0.2: original 40.0 ms",
         "memory weights 3.0 MiB, derived 1.0 MiB (33 %)",
         "weights random",
         "took 2.1 s",
