@@ -58,6 +58,14 @@ def random_layout(leading, queries, keys, block_size, device):
     return layout
 
 
+@pytest.mark.parametrize("leading", [(0, 3), (4, 4, 0), (4, 0, 4)])
+def test_block_sparse_attention_of_nothing(device, leading):
+    """Of half types PyTorch's attention with a mask returns None on CUDA in torch 2.11."""
+    q, k, v = attended(leading, torch.float32, device)
+    layout = torch.ones(3, 3, dtype=torch.bool, device=device)
+    assert ops.block_sparse_attention(q, k, v, layout, 8).shape == q.shape
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "block_size, queries, keys, leading",

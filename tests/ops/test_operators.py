@@ -21,6 +21,8 @@ LIBRARY = {
     "rope_attention",
     "block_sparse_attention",
 }
+# Operators of several tensors.
+OF_SEVERAL = [name for name, (call, *_) in SAMPLES.items() if sum(isinstance(x, T) for x in call.args) > 1]
 RANDOM = {"gelu_dropout", "bias_dropout_add", "conv2d_gelu_dropout", "attention_dropout", "ffn_block"}
 
 pytestmark = [
@@ -41,7 +43,7 @@ def describing(*what):
 def factor_of(name, sample, device, values):
     """How many times the error of plain ATen is allowed: more where a few values make it a matter of chance."""
     factor = sample.factor * (8 if name in LIBRARY and device == "cuda" else 1)
-    return factor * (1.5 if values.numel() > 64 else 4)
+    return factor * (1.5 if values.numel() > 64 else 4 if values.numel() > 8 else 10)
 
 
 def compare(name, sample, dtype, layout, device):
@@ -73,6 +75,8 @@ def compare(name, sample, dtype, layout, device):
 @pytest.mark.parametrize(("name", "number"), CASES)
 def test_values_and_gradients(device, name, number):
     for dtype, layout in runs(number, device):
+        # On CUDA, PyTorch's attention fails for half types that do not start at a multiple of 16 bytes.
+        layout = "strided" if layout in ("misaligned", "mixed") and name in LIBRARY else layout
         with describing(name, number, dtype, layout):
             given, found = compare(name, SAMPLES[name][number], dtype, layout, device)
     check_fake_kernels(name, given, found, layout)
@@ -184,9 +188,7 @@ def test_autocast(device, compiled, name):
 OF_ONE_DTYPE = {"embedding_layer_norm", "group_norm_act", "group_norm_silu"}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, (s, *_) in SAMPLES.items() if sum(isinstance(x, T) for x in s.args) > 1]
-)
+@pytest.mark.parametrize("name", OF_SEVERAL)
 def test_dtypes_that_autocast_aligns(device, name):
     """x in a half type and all else in float32, where plain ATen takes that."""
     given = SAMPLES[name][0].made(torch.float32, device)
@@ -233,7 +235,7 @@ def test_the_same_at_every_call(device, name):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", OF_SEVERAL)
 def test_two_devices(name):
     given = SAMPLES[name][0].made(torch.float32, "cuda")
     for place, value in enumerate(given.args):
@@ -308,7 +310,7 @@ def test_gradients_of_more_elements_than_32_bits_count(name):
 
 
 # Of two tensors, each pair of these.
-SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 2.0, -2.0, 60000.0, -60000.0, 1e-30, 6.0, -3.0, 3.0]
+SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 2.0, -2.0, 60000.0, -60000.0, 1e-30]
 OF_PAIRS = {name: getattr(ops, name) for name in ELEMENTWISE} | {
     f"act_mul {act}": lambda x, y, act=act: ops.act_mul(x, y, act) for act in ops.ACTIVATIONS
 }
@@ -324,6 +326,7 @@ def test_special_values(device, dtype):
         want = definition(x.double(), y.double(), *([activation] if activation else []))
         with describing(name):
             torch.testing.assert_close(function(x, y), want.to(dtype), equal_nan=True)
+    x = torch.tensor([*SPECIAL, -1e-30, 6.0, -3.0, 3.0] * 5, device=device, dtype=dtype)
     for act in ops.ACTIVATIONS:
         with describing("bias_act", act):
             want = ops.apply_activation(x.double(), act).to(dtype)
