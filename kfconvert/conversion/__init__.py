@@ -1,13 +1,14 @@
 """The steps of a conversion, its measurements and decisions, and its statistics."""
 
 from .captures import Captures, gathered
+from .checks import ConversionError, check_arguments, check_thread, first_line, resolve_device
 from .config import ConversionConfig, takes_options
 from .control import FilterFn, check_names, controlled
 from .decision_log import log_decisions
 from .effort import EFFORTS
 from .own_state import OwnState
 from .pipeline import convert
-from .preparation import ConversionError, Request, check_arguments, check_thread, first_line, resolve_device
+from .preparation import Request
 from .result import Result
 from .rollback import AsGiven, given_back_on_error
 from .selector import Decision

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..runtime import MOST_RECORDINGS
-from .preparation import ConversionError, first_line
+from .checks import ConversionError, first_line
 
 _Made = TypeVar("_Made")
 

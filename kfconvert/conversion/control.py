@@ -13,8 +13,8 @@ from ..capture import Capture, Part
 from ..matching import Match
 from ..patterns import every_pattern, search
 from .captures import Captures
+from .checks import ConversionError, first_line
 from .config import ConversionConfig, near
-from .preparation import ConversionError, first_line
 
 # The maximum number of an option's names in the reason of an excluded site.
 NAMES_SHOWN = 4

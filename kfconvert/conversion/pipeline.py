@@ -10,13 +10,14 @@ from torch import nn
 from ..process import alone, garbage_collected, one_at_a_time, same_generators
 from ..runtime import CudaGraphs, OnMiss, can_record
 from .captures import trace
+from .checks import check_model, check_thread
 from .config import ConversionConfig
 from .control import FilterFn, controlled, with_chosen
 from .decision_log import log_decisions
 from .effort import EFFORTS
 from .layouts import Layouts
 from .memory_use import memory
-from .preparation import Prepared, Request, check_model, check_thread, prepare
+from .preparation import Prepared, Request, prepare
 from .result import Result
 from .rollback import given_back_on_error
 from .selector import Selector
@@ -69,10 +70,14 @@ def _stats_of_converted(
         selector = Selector(prepared.device, config.accuracy_threshold, timed, replayed, effort)
         layouts = Layouts(captures, selector, Loads(prepared, captures))
         layouts.select(stages)
+        variants = programs(captures, stages, replayed)
         verdict = validate(prepared, captures, layouts, threshold, stages)
-        if not (verdict.reverted or verdict.dropped):  # else other timings may give a valid result
+        if verdict.reverted:
+            variants = {}
+        elif verdict.dropped:
+            variants = programs(captures, stages, replayed)
+        else:  # other timings may give a valid result, so later conversions may try again
             selector.remembered.save()
-        variants = {} if verdict.reverted else programs(captures, stages, replayed)
         prepared.keep_original()
         graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)

@@ -9,20 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from ..accuracy import copied_model, model_outputs
 from ..capture import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
-from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall, unsteady
+from ..runtime import UNKNOWN, Asked, named_by_code, originals, uninstall, unsteady
 from ..settings import SettingError, max_rewrites
 from .attribute_state import Kept, readers
+from .checks import ConversionError, check_methods, first_line, resolve_device
 from .own_state import OwnState
 from .rollback import AsGiven, given_back_on_error
-
-
-class ConversionError(ValueError):
-    """The model, inputs, device or dtype do not allow the requested conversion; the message is one clear line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +34,7 @@ class Request:
     example_calls: Mapping[str, Any] | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Prepared:
     """The model to convert and its example call. ``outputs`` are the outputs of ``model`` for ``call``. ``counting``
     maps a module to a change that a captured graph would freeze: an attribute of it, or of a submodule, changes in each
@@ -94,47 +90,6 @@ class Prepared:
             return call(self.original)
         with originals():  # includes the time of the guard
             return call(self.model)
-
-
-def check_thread() -> None:
-    """Raises ConversionError inside a TorchFunctionMode, or with cached parametrizations: their effects would become
-    part of the programs, which also serve calls outside of them."""
-    mode = "parametrize.cached()" if parametrize._cache_enabled else function_mode()
-    if mode is not None:
-        raise ConversionError(f"exit the {mode} first: it must not be active in a conversion or load")
-
-
-def check_arguments(progress: Any, inplace: Any, profile: Any) -> None:
-    """Raises ConversionError unless ``progress`` is None or callable, and the others are booleans."""
-    if progress is not None and not callable(progress):
-        raise ConversionError(f"progress must be a function of (stage, done, total), not {progress!r}"[:300])
-    for name, value in (("inplace", inplace), ("profile", profile)):
-        if not isinstance(value, bool):
-            raise ConversionError(f"{name} must be True or False, not {value!r}"[:300])
-
-
-def check_model(model: Any) -> None:
-    """Raises ConversionError if ``model`` cannot be converted."""
-    if not isinstance(model, nn.Module):
-        raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    for path, module in model.named_modules():
-        name = path or "the model"
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ConversionError(f"{name} is TorchScript: convert the original module instead")
-        if _is_compiled(module):
-            raise ConversionError(f"{name} is compiled with torch.compile: convert the model first, then compile it")
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` wraps a module or its forward; copies would lose the compilation."""
-    forward = vars(module).get("forward")
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or module._compiled_call_impl is not None
-        or hasattr(forward, "_torchdynamo_orig_callable")
-    )
 
 
 def prepare(given: nn.Module, request: Request) -> Prepared:
@@ -235,42 +190,24 @@ def _prepared(
             accepted.append((_accepted(model, each)[0], load.weight))
             settled.restore()
         return Prepared(
-            model,
-            device,
-            call,
-            outputs,
-            counting,
-            assigned,
-            own_state,
-            settled,
-            frozenset(asked.names | named_by_code(model)),
-            asked.within,
-            accepted,
-            as_given,
-            seconds,
-            methods,
+            model=model,
+            device=device,
+            call=call,
+            outputs=outputs,
+            counting=counting,
+            assigned=assigned,
+            own_state=own_state,
+            settled=settled,
+            asked=frozenset(asked.names | named_by_code(model)),
+            asked_within=asked.within,
+            tuned=accepted,
+            as_given=as_given,
+            seconds=seconds,
+            methods=methods,
         )
     except BaseException:
         own_state.restore()
         raise
-
-
-def check_methods(model: nn.Module, example_calls: Any) -> Mapping[str, Any]:
-    """Returns ``example_calls`` if it maps names of public methods of ``model`` to inputs, and an empty dict for None.
-
-    Raises:
-        ConversionError: it is anything else.
-    """
-    if example_calls is None:
-        return {}
-    if not isinstance(example_calls, Mapping):
-        raise ConversionError(f"example_calls must be a dict of method names and inputs, not {example_calls!r}"[:300])
-    for name in example_calls:
-        is_own = isinstance(name, str) and not name.startswith("_") and not hasattr(nn.Module, name)
-        if not is_own or not callable(getattr(model, name, None)):
-            reason = f"is not a public method of {type(model).__name__} other than forward and those of nn.Module"
-            raise ConversionError(f"example_calls: {name!r} {reason}"[:300])
-    return example_calls
 
 
 def _asked(model: nn.Module, call: ExampleCall) -> Asked:
@@ -344,29 +281,3 @@ def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, 
                 reason = f"{name} does not accept {call.summary()}: {first_line(error)}"
                 raise ConversionError(reason) from error
     raise AssertionError("there is at least one call")
-
-
-def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch.device:
-    """Returns ``device``, CUDA (if available) for "auto", or the model's device for None.
-
-    Raises:
-        ConversionError: there is no such device.
-    """
-    if device is None:
-        tensor = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        return tensor.device if tensor is not None else torch.device("cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConversionError(f"device {device} cannot be used: {first_line(error)}") from None
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first non-empty line of an error's message, at most 300 characters."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

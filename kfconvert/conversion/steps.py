@@ -25,7 +25,7 @@ from ..runtime import (
     uninstall,
 )
 from .captures import Captures
-from .preparation import ConversionError
+from .checks import ConversionError
 from .result import Result
 from .stages import Stages
 from .statistics import ConversionStats, conversion_stats

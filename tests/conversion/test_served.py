@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -145,28 +144,3 @@ def test_what_one_module_asks_of_tensors_refuses_that_module_alone():
     assert set(fused.kfconvert_info()["parts"]) == {"0", "2"}
     reasons = {region["module"]: str(region["reason"]) for region in stats["regions"] if not region["captured"]}
     assert "_version" in reasons[""]
-
-
-def test_a_detector_has_the_sites_of_its_backbone():
-    backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"]
-    )
-    config = transformers.DetrConfig(
-        use_timm_backbone=False,
-        backbone=None,
-        use_pretrained_backbone=False,
-        backbone_config=backbone,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        num_queries=5,
-    )
-    model, x = transformers.DetrForObjectDetection(config).eval(), torch.randn(1, 3, 32, 32)
-    fused, stats = convert(model, x)
-    assert stats["conv_replaced"] >= 6 and stats["served"][0]["hits"]
-    with torch.no_grad():
-        torch.testing.assert_close(fused(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
