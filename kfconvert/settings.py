@@ -11,22 +11,6 @@ class SettingError(ValueError):
     """Raised for an invalid value of an environment variable. The message has one line."""
 
 
-def max_rewrites(default: int) -> int:
-    """Returns the maximum number of replaced sites: KFCONVERT_MAX_REWRITES, or ``default`` if it is unset or empty.
-
-    Use it to bisect a wrong output to one site.
-
-    Raises:
-        SettingError: the value is not an integer of at least 0.
-    """
-    value = os.environ.get("KFCONVERT_MAX_REWRITES", "").strip()
-    if not value:
-        return default
-    if not value.isdecimal():
-        raise SettingError(f"KFCONVERT_MAX_REWRITES must be an integer of at least 0, not {value!r}")
-    return int(value)
-
-
 def cache_folder() -> Path | None:
     """Returns the folder of timings shared by processes: KFCONVERT_CACHE, or None if it is "off".
 

@@ -11,7 +11,6 @@ import torch
 from ..capture import Capture, Part
 from ..matching import Site
 from ..runtime import CALLS_BEFORE, Program, install, originals, uninstall
-from ..settings import max_rewrites
 from .captures import Captures
 from .selector import Decision, Selector
 from .stages import Stages
@@ -145,9 +144,6 @@ class Layouts:
             if known is not None:
                 Decision.of(known).apply_to(site)
         self._selector.apply(self._measure(captured, (channels_last,)), channels_last)
-        limit = max_rewrites(len(captured.sites))
-        for site in captured.applied[limit:]:
-            site.reject(f"KFCONVERT_MAX_REWRITES is {limit}")
 
 
 def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -14,7 +14,6 @@ from ..accuracy import copied_model, model_outputs
 from ..capture import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
 from ..runtime import UNKNOWN, Asked, named_by_code, originals, uninstall, unsteady
-from ..settings import SettingError, max_rewrites
 from .attribute_state import Kept, readers
 from .checks import ConversionError, check_methods, first_line, resolve_device
 from .own_state import OwnState
@@ -99,10 +98,6 @@ def prepare(given: nn.Module, request: Request) -> Prepared:
         ConversionError: the model cannot be copied, or does not accept the example call.
     """
     device, dtype = resolve_device(request.device, given), request.dtype
-    try:
-        max_rewrites(0)
-    except SettingError as error:
-        raise ConversionError(str(error)) from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConversionError(f"dtype must be a floating-point dtype such as torch.float16, not {dtype!r}")
     loads, example_calls = _loads(request.tune_for), check_methods(given, request.example_calls)

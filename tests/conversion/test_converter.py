@@ -373,13 +373,6 @@ def test_a_model_that_cannot_be_captured_is_left_alone():
     torch.testing.assert_close(fused(x), model(x))
 
 
-def test_the_number_of_rewrites_can_be_limited(monkeypatch):
-    monkeypatch.setenv("KFCONVERT_MAX_REWRITES", "2")
-    converter = ModelConverter(select="all", effort="fast")
-    converter.convert_model(mlp(), input_shape=(4, 16))
-    assert [site["status"] for site in converter.conversion_stats["sites"]] == ["applied"] * 2 + ["rejected"] * 2
-
-
 def test_progress_is_reported_in_order():
     stages = []
     ModelConverter(select="all", effort="fast").convert_model(

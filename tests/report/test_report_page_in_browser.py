@@ -109,14 +109,6 @@ def test_it_fits_says_nothing_and_asks_for_nothing(browser, tmp_path, kind, widt
         assert visit.said == [] and visit.requests == [visit.address]
 
 
-def test_light_and_dark_are_those_of_the_reader(browser, tmp_path):
-    colours = []
-    for scheme in ("light", "dark"):
-        with Visit(browser, page(made.statistics()), tmp_path, 400, scheme) as visit:
-            colours.append(visit.ask("getComputedStyle(document.querySelector('.kfconvert')).backgroundColor"))
-    assert colours[0] != colours[1]
-
-
 def test_within_a_notebook_it_changes_nothing_else(browser, tmp_path):
     around = "<!doctype html><style>table {{ color: rgb(1, 2, 3); }}</style><table><td>mine</table>{}<p id=after>after"
     with Visit(browser, around.format(fragment(made.statistics())), tmp_path, 800, "light") as visit:
