@@ -140,7 +140,7 @@ class CodeWalk:
 
     def _function(self, function: types.FunctionType) -> None:
         self._found[id(function), CODE] = ((function, CODE, function.__code__), _reason(function.__qualname__))
-        names = names_in(function.__code__)
+        looked_up, names = names_in(function.__code__)
         self._names |= names
         if "__class__" in function.__code__.co_freevars:
             self._inherited |= names
@@ -150,18 +150,21 @@ class CodeWalk:
         for cell in function.__closure__ or ():
             if cell != types.CellType():  # it has a value
                 self._follow(cell.cell_contents, function.__qualname__)
-        self._globals(function.__globals__, function.__module__, names, set())
+        self._globals(function.__globals__, function.__module__, looked_up, names, set())
 
-    def _globals(self, held: dict[str, Any], module: str, names: frozenset[str], seen: set[int]) -> None:
-        """Follow the globals called ``names`` of a Python module, and of the modules among them."""
+    def _globals(
+        self, held: dict[str, Any], module: str, looked_up: frozenset[str], names: frozenset[str], seen: set[int]
+    ) -> None:
+        """Follow the globals called ``looked_up`` of a Python module, and those called ``names`` of the modules among
+        them."""
         seen.add(id(held))
-        for name in sorted(names & held.keys()):
+        for name in sorted(looked_up & held.keys()):
             value = held[name]
             if not isinstance(value, types.ModuleType):
                 self._note(held, name, module)
                 self._follow(value, f"{module}.{name}")
             elif id(vars(value)) not in seen and (is_of_author(value.__name__) or value.__name__.startswith("torch")):
-                self._globals(vars(value), value.__name__, names, seen)
+                self._globals(vars(value), value.__name__, names, names, seen)
 
     def _note(self, store: dict[str, Any], key: str, name: str) -> None:
         self._found.setdefault((id(store), key), ((store, key, store.get(key, MISSING)), _reason(f"{name}.{key}")))

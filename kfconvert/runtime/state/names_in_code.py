@@ -13,10 +13,16 @@ _BY_TEXT = frozenset(("getattr", "hasattr"))
 
 
 @functools.lru_cache(4096)
-def names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes in ``code`` and in nested functions."""
-    nested = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*nested)
+def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the globals that ``code`` and its nested functions look up, and these with the names of
+    attributes."""
+    nested = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    instructions = dis.get_instructions(code)
+    looked_up = frozenset(each.argval for each in instructions if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return (
+        looked_up.union(*(names for names, _ in nested)),
+        frozenset(code.co_names).union(*(names for _, names in nested)),
+    )
 
 
 def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:
