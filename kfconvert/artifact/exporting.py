@@ -7,6 +7,7 @@ import operator
 import os
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -21,7 +22,7 @@ from ..inputs import ExampleCall, InputError, example_call
 from ..process import one_at_a_time, shielded
 from ..region import Guard, Region
 from ..runtime import ELEMENTS, GuardedForward, Variant, guarded_forward
-from .errors import ArtifactError
+from .errors import ArtifactError, writing
 
 # Functions of sizes in SymPy's notation.
 _FUNCTIONS = {
@@ -77,10 +78,8 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
             stacklevel=2,
         )
     if path is not None:
-        try:
+        with writing(Path(path)):
             torch.export.save(program, path)
-        except (OSError, RuntimeError) as error:
-            raise ArtifactError(f"cannot write {ascii(str(path))[1:-1][:200]}: {first_line(error)}") from error
     return program
 
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -35,26 +31,16 @@ from ..conversion import (
     resolve_device,
 )
 from ..inputs import InputSpecError, build
-from ..matching import Pattern
 from ..own_patterns import PatternError, rebuilt
 from ..patterns import only_own
 from ..process import garbage_collected, level_outside, one_at_a_time
-from ..region import Unstorable
 from ..runtime import OnMiss
-from . import record as record_file
 from .companions import remember_origin
-from .errors import ArtifactError, no_artifact, printable, why
+from .errors import ArtifactError
 from .pretrained import extend_save_pretrained
-from .record import RecordError
+from .record import read_checked, read_json, read_record
 from .replay import config_of, replay
-from .schema import (
-    BUFFERS_FILE,
-    GRAPHS_FILE,
-    RECORD_FILE,
-    WEIGHTS_FILE,
-    StoredGraphs,
-    weights_files,
-)
+from .schema import BUFFERS_FILE, GRAPHS_FILE, weights_files
 from .weights import fill, fill_buffers
 
 
@@ -84,11 +70,17 @@ def load(
     check_callback(on_miss)
     check_thread()
     folder = folders.expanded(path)
-    record, tensors, buffers, graphs = _read(folder, trust_source)
+    record = read_record(folder)
+    _check_trust(folder, record, trust_source)
+    graphs = read_checked(folder, record, GRAPHS_FILE, read_json) if GRAPHS_FILE in record["files"] else None
     place = _device(record, device)
     with one_at_a_time():  # libraries set global state, such as the default dtype, when they build a model
-        made = _made(folder, record, tensors, buffers, model, trust_source)
-        with only_own(_own_patterns(folder, record)):
+        made = _original(folder, record, model, trust_source)
+        try:
+            patterns = [rebuilt(own) for own in record["statistics"].get("own_patterns", [])]
+        except PatternError as error:
+            raise ArtifactError(f"{folder}: {error}") from error
+        with only_own(patterns):
             return _convert_again(made.to(place).eval(), record, place, folder, on_miss, graphs)
 
 
@@ -102,81 +94,34 @@ def load_original(
         ArtifactError: see ``load``; or the artifact does not record its inputs.
     """
     folder = folders.expanded(path)
-    record, tensors, buffers, _ = _read(folder, trust_source)
+    record = read_record(folder)
+    _check_trust(folder, record, trust_source)
     place = _device(record, device)
     with one_at_a_time():
-        made = _made(folder, record, tensors, buffers, None, trust_source)
+        made = _original(folder, record, None, trust_source)
     try:
         return made.to(place).eval(), build(_example_of(record), place)
     except InputSpecError as error:
         raise ArtifactError(f"{folder} does not say which inputs its model takes: {error}") from error
 
 
-def read_record(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the content of ``kfconvert.json`` in the folder ``path``. Raises ArtifactError, see ``load``."""
-    folder = folders.expanded(path)
-    with _reading(folder):
-        return _read_record(folder)
-
-
-def _read(
-    folder: Path, trust_source: bool
-) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor], dict[str, Any] | None]:
-    """Returns the record, the tensors of the state dict, the other buffers, and the traced graphs."""
-    with _reading(folder):
-        record = _read_record(folder)
-        _check_trust(folder, record, trust_source)
-        tensors: dict[str, Tensor] = {}
-        for name in weights_files(record.get("files", {})) or [WEIGHTS_FILE]:
-            tensors |= _read_tensors(folder, record, name)
-        # Another file of this name belongs to another artifact.
-        buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
-        graphs = _read_graphs(folder, record) if GRAPHS_FILE in record.get("files", {}) else None
-    return record, tensors, buffers, graphs
-
-
-def _made(
-    folder: Path,
-    record: dict[str, Any],
-    tensors: dict[str, Tensor],
-    buffers: dict[str, Tensor],
-    model: nn.Module | type[nn.Module] | None,
-    trust_source: bool,
+def _original(
+    folder: Path, record: dict[str, Any], model: nn.Module | type[nn.Module] | None, trust_source: bool
 ) -> nn.Module:
     """Returns the original model with its weights, on the CPU or on the device of ``model``."""
+    tensors: dict[str, Tensor] = {}
+    for file in weights_files(record["files"]):
+        tensors |= read_checked(folder, record, file, load_file)
+    # Without a checksum, a file of this name belongs to another artifact.
+    with_buffers = BUFFERS_FILE in record["files"]
+    buffers = read_checked(folder, record, BUFFERS_FILE, load_file) if with_buffers else {}
     made = _architecture(folder, record, tensors, model, trust_source)
     name = next((name for name, t in chain(made.named_parameters(), made.named_buffers()) if t.is_meta), None)
     if name is not None:
         raise ArtifactError(f"{folder}: the model is on the device meta, where {name} has no data to fill")
-    fill(made, tensors, record.get("state_metadata"), folder)
+    fill(made, tensors, record["state_metadata"], folder)
     fill_buffers(made, buffers)
     return made
-
-
-@contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Context manager in which no save replaces the files."""
-    try:
-        with folders.reading(folder):
-            yield
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_artifact(folder) from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, ArtifactError):
-            raise
-        raise ArtifactError(f"{printable(folder)} cannot be read: {why(error)}") from error
-
-
-def _read_record(folder: Path) -> dict[str, Any]:
-    file = folders.newest(folder, RECORD_FILE)
-    try:
-        return record_file.read(file)
-    except FileNotFoundError:
-        raise no_artifact(folder) from None
-    except RecordError as error:
-        raise ArtifactError(f"{file} {error}") from error
-    except OSError as error:
-        raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 
 def _check_trust(folder: Path, record: dict[str, Any], trust_source: bool) -> None:
@@ -188,39 +133,9 @@ def _check_trust(folder: Path, record: dict[str, Any], trust_source: bool) -> No
         )
 
 
-def _own_patterns(folder: Path, record: dict[str, Any]) -> list[Pattern]:
-    """Returns the applied patterns of the user, rebuilt from the functions in the record."""
-    try:
-        return [rebuilt(own) for own in record["statistics"].get("own_patterns", [])]
-    except PatternError as error:
-        raise ArtifactError(f"{folder}: {error}") from error
-
-
-def _read_tensors(folder: Path, record: dict[str, Any], name: str) -> dict[str, Tensor]:
-    return _checked(folder, record, name, load_file)
-
-
-def _read_graphs(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    return _checked(folder, record, GRAPHS_FILE, partial(record_file.read_as, StoredGraphs))
-
-
-def _checked(folder: Path, record: dict[str, Any], name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Returns what ``read`` returns for the file of this name if it matches the ``record``."""
-    file = folders.newest(folder, name)
-    try:
-        record_file.check_file(file, record.get("files", {}).get(name))
-        return read(file)
-    except FileNotFoundError:
-        raise ArtifactError(f"{file} is missing") from None
-    except RecordError as error:
-        raise ArtifactError(f"{file} {error}") from error
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # RuntimeError: a damaged header
-        raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
-
-
 def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.device:
     if device is None:
-        device = str(record.get("device"))
+        device = str(record["device"])
         if device.startswith("cuda") and not torch.cuda.is_available():
             warnings.warn(
                 "the model was converted for a CUDA GPU, which is not available: it is converted for the CPU",
@@ -273,7 +188,7 @@ def _convert_again(
     """Converts ``model`` in place: with the recorded decisions on the recorded kind of device, with measurements on
     another kind."""
     try:
-        calls, parts, statistics = list(record["calls"]), record.get("parts", []), record["statistics"]
+        calls, parts, statistics = list(record["calls"]), record["parts"], record["statistics"]
         if not calls and not parts:
             leave_as_it_is(model, statistics)
         elif device.type == torch.device(record["device"]).type:
@@ -286,8 +201,6 @@ def _convert_again(
         return model
     except (ConversionError, InputSpecError) as error:
         raise ArtifactError(f"{folder}: {error}") from error
-    except Unstorable as error:
-        raise ArtifactError(f"{folder / GRAPHS_FILE} is damaged: {error}") from error
     except Exception as error:  # from the model's code, or a record of another model
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ArtifactError(f"{folder}: its decisions cannot be repeated on this model: {reason}") from error

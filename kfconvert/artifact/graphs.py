@@ -14,20 +14,19 @@ import torch
 from torch import nn
 
 from ..capture import Capture, recaptured, unfit_tensor
-from ..inputs import CallForm, ClassName, build, class_name
-from ..region import Read, Region, Unstorable, kept, made_reads, made_region
+from ..conversion import first_line
+from ..inputs import CallForm, ClassName, Unstorable, build, class_name
+from ..region import Region, made_region, stored_graph
 from ..runtime import ELEMENTS, Codes, NoEvidence, configurations, evidence_of, guarded_forward
-from .schema import StoredRegion
 
 _LOG = logging.getLogger(__name__)
 
+# A region and the paths of the modules that it was captured for.
+Places = tuple[Region, list[str]]
+
 
 def stored_graphs(
-    model: nn.Module,
-    device: str,
-    calls: list[Region],
-    generation: list[Region],
-    parts: list[tuple[Region, list[str]]],
+    model: nn.Module, device: str, calls: list[Region], generation: list[Region], parts: list[Places]
 ) -> dict[str, Any] | None:
     """Returns the content of ``graphs.json`` for a converted ``model``; None if no graph can be stored.
 
@@ -37,62 +36,75 @@ def stored_graphs(
         generation: the regions of the calls that ``generate`` makes.
         parts: the regions of the parts in its record, each with the paths of its modules.
     """
-    every = [*((region, [""]) for region in (*calls, *generation)), *parts]
-    classes = _classes(model)
-    stored = {
-        id(region): _usable(region, [model.get_submodule(path) for path in paths], classes, device)
-        for region, paths in every
-    }
-    usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
+    every: list[Places] = [*((region, [""]) for region in (*calls, *generation)), *parts]
     asked = frozenset[str]().union(*(region.asked for region, _ in every))
     # A call built from the record has other elements, which no trace reads, but also other values of some tensor
     # properties.
-    if not usable or asked - {ELEMENTS} or any(region.is_read_by_layout for region, _ in every):
+    if asked - {ELEMENTS} or any(region.is_read_by_layout for region, _ in every) or not _is_as_converted(model):
         return None
-    if not _is_as_converted(model):
-        return None
-    reads = frozenset[Read]().union(*(region.reads for region, _ in usable))
+    classes = _classes(model)
+    stored = {id(region): _stored(model, torch.device(device), region, paths, classes) for region, paths in every}
+    usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
+    looks = ELEMENTS in asked
     try:
-        slots = _slots((stored[id(region)], paths) for region, paths in usable)
-        told = evidence_of(model, reads, slots, looks=ELEMENTS in asked)
+        evidence = _evidence(model, usable, looks, None)
     except NoEvidence as reason:
         _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
         return None
+    if not usable:
+        return None
+    steps = [stored[id(region)] for region in generation]
     return {
-        "format": 1,
         "device": device,
-        "evidence": told,
+        "looks": looks,
+        "evidence": evidence,
         "calls": [stored[id(region)] for region in calls],
-        "generation": _all_with_examples(generation, [stored[id(region)] for region in generation]),
+        "generation": None if not steps or None in steps else steps,
         "parts": [stored[id(region)] for region, _ in parts],
     }
 
 
-def _all_with_examples(regions: list[Region], stored: list[dict[str, Any] | None]) -> list[dict[str, Any]] | None:
-    """Returns None if there are no regions, or one cannot be stored."""
-    if not stored or None in stored:
-        return None
-    return [{"graph": graph, "example": region.example} for graph, region in zip(stored, regions)]
-
-
-def _usable(
-    region: Region, modules: list[nn.Module], classes: dict[ClassName, type], device: str
+def _stored(
+    model: nn.Module, device: torch.device, region: Region, paths: list[str], classes: dict[ClassName, type]
 ) -> dict[str, Any] | None:
-    """Returns the stored form of ``region``. None if ``load`` could not rebuild it, or a tensor of one of its
-    ``modules`` has changed in kind."""
-    stored = kept(region)
-    if stored is None:
+    """Returns the stored form of ``region``. None if ``load`` could not rebuild it, or a tensor of one of its modules
+    has changed in kind."""
+    graph = stored_graph(region)
+    if graph is None:
         return None
+    stored = {"graph": graph, "example": region.example, "modules": paths}
     try:
-        StoredRegion.model_validate(stored)
-        made = made_region(stored, region.call, region.example, classes)
-        leaves = region.call.leaves((), build(region.example, device))
-        same = made.reads == region.reads and leaves is not None and made.guard.refusal(leaves) is None
-        same = same and all(unfit_tensor(module, made) is None for module in modules)
+        again = _made(model, device, stored, classes)[1].region
+        if any(unfit_tensor(model.get_submodule(path), again) is not None for path in paths[1:]):
+            return None
     except Exception as reason:  # on any error, load traces again
         _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
         return None
+    same = (again.guard, again.reads, again.outputs) == (region.guard, region.reads, region.outputs)
     return stored if same else None
+
+
+def _made(
+    model: nn.Module, device: torch.device, stored: dict[str, Any], classes: dict[ClassName, type]
+) -> tuple[dict[str, Any], Capture]:
+    """Returns the arguments and the capture of the first module of a stored graph."""
+    path, example = stored["modules"][0], stored["example"]
+    module, arguments = model.get_submodule(path), build(example, device)
+    form = CallForm(module.forward, (), arguments)
+    region = made_region(stored["graph"], form, example, classes)
+    return arguments, recaptured(module, path, region, form.leaves((), arguments))
+
+
+def _evidence(model: nn.Module, places: Iterable[Places], looks: bool, codes: Codes | None) -> str:
+    """Returns the digest of everything that traces of these regions depend on. Raises NoEvidence."""
+    reads = frozenset(read for region, _ in places for read in region.reads)
+    slots = {
+        (".".join(filter(None, (path, inner))), name)
+        for region, paths in places
+        for path in paths
+        for inner, name in region.slots.values()
+    }
+    return evidence_of(model, reads, slots, looks, codes)
 
 
 def _is_as_converted(model: nn.Module) -> bool:
@@ -108,103 +120,51 @@ def _classes(model: nn.Module) -> dict[ClassName, type]:
     return {name: kind for name, kind in zip(names, kinds) if names.count(name) == 1}
 
 
-def _slots(stored: Iterable[tuple[Any, list[str]]]) -> set[tuple[str, str]]:
-    """Returns the places of all tensors that these stored regions read in the modules at these paths."""
-    return {
-        (".".join(filter(None, (path, inner))), name)
-        for each, paths in stored
-        for path in paths
-        for inner, name in each["slots"].values()
-    }
-
-
 class Graphs:
-    """The stored graphs of a record that match ``model``, which is converted with that record.
+    """The captures of ``graphs.json`` for ``model``, with their arguments; none if the model is not the one that was
+    saved, or the graphs cannot be rebuilt. The logger then reports why.
+
+    ``calls`` and ``parts`` have the order of the record, with None for a graph that must be traced; ``generation`` has
+    the calls that ``generate`` makes, None if they must be traced.
 
     Args:
-        stored: the content of ``graphs.json``, in the form ``schema.StoredGraphs``; None if there is none.
-        parts: as in the record.
-        asked: the tensor properties that the model's code reads, as in the record.
+        stored: the content of ``graphs.json``; None if there is none.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        stored: dict[str, Any] | None,
-        parts: list[dict[str, Any]],
-        asked: frozenset[str],
-    ):
-        self._model, self._device = model, device
-        self._classes = _classes(model)
-        self._calls: list[Any] = []
-        self._parts: list[Any] = []
-        self._generation: list[Any] | None = None
-        # The code of the model at the time of the match.
+    def __init__(self, model: nn.Module, device: torch.device, stored: dict[str, Any] | None):
+        self.calls: list[tuple[dict[str, Any], Capture] | None] = []
+        self.parts: list[tuple[dict[str, Any], Capture] | None] = []
+        self.generation: list[tuple[dict[str, Any], Capture]] | None = None
+        # The code of the model at the time of the comparison.
         self.codes = Codes()
         if stored is None:
             return
-        reason = self._misfit(device, stored, parts, ELEMENTS in asked)
-        if reason is None:
-            self._calls, self._parts, self._generation = stored["calls"], stored["parts"], stored.get("generation")
-        else:
+        try:
+            self._make(model, device, stored)
+        except Exception as error:  # from the values of the file, or code of the model
+            known = isinstance(error, (Unstorable, NoEvidence))
+            reason = str(error) if known else f"{type(error).__name__}: {first_line(error)}"
             _LOG.warning("%s is traced again, as its stored graphs are not used: %s", type(model).__name__, reason)
 
-    def _misfit(
-        self, device: torch.device, stored: dict[str, Any], parts: list[dict[str, Any]], looks: bool
-    ) -> str | None:
-        """Returns why the graphs are not used, None if they are."""
+    def _make(self, model: nn.Module, device: torch.device, stored: dict[str, Any]) -> None:
         if str(device) != stored["device"]:
-            return f"they are for {stored['device']}, and the model is on {device}"
-        generation = [each["graph"] for each in stored.get("generation") or ()]
-        found = [(each, [""]) for each in (*stored["calls"], *generation)]
-        found += [(each, part["modules"]) for each, part in zip(stored["parts"], parts)]
-        found = [(each, paths) for each, paths in found if each is not None]
-        try:
-            reads = frozenset[Read]().union(*(made_reads(each, self._classes) for each, _ in found))
-            told = evidence_of(self._model, reads, _slots(found), looks, self.codes)
-        except (NoEvidence, Unstorable) as reason:
-            return str(reason)
-        except (AttributeError, KeyError):  # for missing modules
-            return "the model has other modules"
-        if told != stored["evidence"]:
-            return "the model, its code or the libraries changed after it was saved"
-        return None
+            raise Unstorable(f"they are for {stored['device']}, and the model is on {device}")
+        classes, places = _classes(model), list[Places]()
+
+        def made(each: dict[str, Any] | None) -> Any:
+            if each is None:
+                return None
+            found = _made(model, device, each, classes)
+            places.append((found[1].region, each["modules"]))
+            return found
+
+        calls, parts = list(map(made, stored["calls"])), list(map(made, stored["parts"]))
+        generation = None if stored["generation"] is None else list(map(made, stored["generation"]))
+        if _evidence(model, places, stored["looks"], self.codes) != stored["evidence"]:
+            raise Unstorable("the model, its code or the libraries changed after it was saved")
+        self.calls, self.parts, self.generation = calls, parts, generation
 
     def are_all(self, generates: bool) -> bool:
         """Whether nothing in the record needs a trace; ``generates``: as in its statistics."""
-        whole = bool(self._calls) and None not in (*self._calls, *self._parts)
-        return whole and not (generates and self._generation is None)
-
-    def call(self, number: int, arguments: dict[str, Any], example: Any) -> Capture | None:
-        """Returns the capture of the record's call ``number``; None if it must be traced. Raises Unstorable."""
-        return self._made(self._calls, number, "", self._model, arguments, example)
-
-    def generation(self) -> list[tuple[dict[str, Any], Capture]] | None:
-        """Returns arguments and capture of each call that ``generate`` makes; None if they must be traced. Raises
-        Unstorable, or InputSpecError."""
-        if self._generation is None:
-            return None
-        found = []
-        for each in self._generation:
-            arguments = build(each["example"], self._device)
-            found.append((arguments, self._recaptured(each["graph"], "", self._model, arguments, each["example"])))
-        return found
-
-    def part(self, number: int, path: str, arguments: dict[str, Any], example: Any) -> Capture | None:
-        """Returns the capture of the module at ``path``, the first in the part ``number``; otherwise like ``call``."""
-        return self._made(self._parts, number, path, self._model.get_submodule(path), arguments, example)
-
-    def _made(
-        self, stored: list[Any], number: int, path: str, module: nn.Module, arguments: dict[str, Any], example: Any
-    ) -> Capture | None:
-        if number >= len(stored) or stored[number] is None:
-            return None
-        return self._recaptured(stored[number], path, module, arguments, example)
-
-    def _recaptured(
-        self, stored: dict[str, Any], path: str, module: nn.Module, arguments: dict[str, Any], example: Any
-    ) -> Capture:
-        form = CallForm(module.forward, (), arguments)
-        region = made_region(stored, form, example, self._classes)
-        return recaptured(module, path, region, form.leaves((), arguments))
+        whole = bool(self.calls) and None not in self.calls and None not in self.parts
+        return whole and not (generates and self.generation is None)

@@ -9,10 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import nn
 
-from .errors import ArtifactError
-from .sidecar import write_beside
+from .. import folders
+from ..process import one_at_a_time
+from .companions import CONFIG_FILES, is_of_diffusers
+from .errors import ArtifactError, reading, writing
+from .record import checksum, read_json
+from .saving import record_of, write_for_load
+from .schema import DIFFUSION_WEIGHTS_FILE, RECORD_FILE, WEIGHTS_FILE
+from .weights import checked_state, missing_from
 
 # The Python modules of the classes with ``save_pretrained``, each with its method to upload a folder.
 _UPLOADS = {
@@ -71,8 +78,46 @@ def _write(model: nn.Module, folder: Path) -> None:
     if not folder.is_dir():
         return
     try:
-        if not write_beside(model, folder):
+        if not _complete(model, folder):
             reason = "the model cannot be rebuilt from its configuration"
             warnings.warn(f"kfconvert.load will need model= for this folder: {reason}", stacklevel=3)
     except ArtifactError as error:
         warnings.warn(f"kfconvert.load will not read this folder: {error}", stacklevel=3)
+
+
+def _complete(model: nn.Module, folder: Path) -> bool:
+    """Make an artifact of ``folder``, where ``save_pretrained`` wrote the converted ``model``. Returns whether it has a
+    recipe for the model; without one, ``load`` needs ``model=``.
+
+    Raises:
+        ArtifactError: ``save`` would refuse the model, its weights are missing or have other names than in the state
+            dict, or the folder cannot be written. An existing record is deleted in this case.
+    """
+    with writing(folder):
+        (folder / RECORD_FILE).unlink(missing_ok=True)  # belongs to the previous weights
+        weights = _weights(folder, DIFFUSION_WEIGHTS_FILE if is_of_diffusers(model) else WEIGHTS_FILE)
+        shapes = {key: shape for name in weights for key, shape in _shapes(folder / name).items()}
+        configurations = [name for name in sorted(CONFIG_FILES) if (folder / name).exists()]
+        others = {name: checksum(folder / name) for name in (*weights, *configurations)}
+        with one_at_a_time(), folders.replacing(folder) as partial:  # see ``save``
+            state = checked_state(model)
+            record = record_of(model, state)
+            key = missing_from(shapes, state)
+            if key is not None:
+                raise ArtifactError(f"{folder} does not contain the weights of the model unchanged: {key!r}")
+            write_for_load(model, partial, record, state.keys(), others)
+        return bool(record["recipe"])
+
+
+def _weights(folder: Path, name: str) -> list[str]:
+    """Returns the weights files: the file of this ``name``, or the files in an index."""
+    index_file = folder / f"{name}.index.json"
+    if (folder / name).exists() or not index_file.exists():
+        return [name]
+    return sorted(set(read_json(index_file)["weight_map"].values()))
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    """Returns the shape of each tensor in ``file``."""
+    with reading(file), safe_open(file, framework="pt") as stored:
+        return {key: stored.get_slice(key).get_shape() for key in stored.keys()}

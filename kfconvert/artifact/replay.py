@@ -86,7 +86,7 @@ def replay(
         uninstall(model)
         model = model.to(device).eval()
         replayed = can_record(device) and config.cuda_graphs is not False
-        known = Graphs(model, device, graphs, parts, asked)
+        known = Graphs(model, device, graphs)
         whole = known.are_all(bool(statistics.get("generates")))
         # If the model cannot run, there is no state to restore.
         example = calls[0] if calls else statistics.get("example")
@@ -166,25 +166,23 @@ def _captures(
     known: Graphs,
 ) -> Captures:
     """Returns the recorded call forms and parts; ``known`` has the graphs of some of them."""
-    asked = frozenset(statistics.get("asked", ()))
+    asked, forms, found, again = frozenset(statistics.get("asked", ())), list[Any](), list[Any](), list[Part]()
     with stages.stage("trace", len(calls) + len(parts)) as advance:
-        forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
-        found: list[Any] = []
-        for number, (form, spec) in enumerate(zip(forms, calls)):
-            stored = known.call(number, form.kwargs, spec)
+        for number, spec in enumerate(calls):
+            stored = known.calls[number] if known.calls else None
+            forms.append(ExampleCall(kwargs=build(spec, device) if stored is None else stored[0]))
             if stored is None:
-                found += capture_forms(model, [form], advance)
+                found += capture_forms(model, forms[-1:], advance)
             else:
-                found.append(stored)
+                found.append(stored[1])
                 advance()
         if statistics.get("generates"):
             fewest = not EFFORTS[config_of(statistics).effort].other_calls
             for call, captured in _generation(model, forms[0], found[0], restore, replayed, known, fewest):
                 forms.append(call)
                 found.append(captured)
-        again = []
         for number, recorded in enumerate(parts):
-            again += _part(model, recorded, device, known, number)
+            again += _part(model, recorded, device, known.parts[number] if known.parts else None)
             advance()
     return gathered(model, forms, found, again, asked)
 
@@ -199,21 +197,23 @@ def _generation(
     fewest: bool,
 ) -> list[tuple[ExampleCall, Any]]:
     """Returns the calls that ``generate`` makes, each with its capture."""
-    stored = known.generation()
-    if stored is None:
+    if known.generation is None:
         return capture_generation(model, call, first, restore, replayed, fewest)
-    return [(ExampleCall(kwargs=arguments), captured) for arguments, captured in stored]
+    return [(ExampleCall(kwargs=arguments), captured) for arguments, captured in known.generation]
 
 
-def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, known: Graphs, number: int) -> list[Part]:
-    """Returns the modules of a part, grouped by structure; several groups only if the record is of another model."""
+def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, stored: Any) -> list[Part]:
+    """Returns the modules of a part, grouped by structure; several groups only if the record is of another model.
+    ``stored``: its arguments and capture, None if it must be traced."""
     modules = {model.get_submodule(path): path for path in recorded["modules"]}
     free = {name: [tuple(place) for place in dimensions] for name, dimensions in recorded["free"].items()}
     parts = []
     for first, *others in groups(modules, lambda module: None):
-        call = ExampleCall(kwargs=build(recorded["call"], device))
-        stored = known.part(number, modules[first], call.kwargs, recorded["call"])
-        captured = capture(first, modules[first], _taken(first, call), [free]) if stored is None else stored
+        if stored is None or stored[1].module is not first:
+            call = ExampleCall(kwargs=build(recorded["call"], device))
+            captured = capture(first, modules[first], _taken(first, call), [free])
+        else:
+            captured = stored[1]
         parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
     return parts
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from .. import folders
-from ..json_values import first_fault
-from . import record as record_file
-from .errors import ArtifactError, no_artifact, printable, why
-from .files import read_record
-from .record import RecordError
+from .errors import ArtifactError, printable, reading, writing
+from .record import checksum, read_json, read_record, sealed
 from .report_file import report_of
 from .schema import RECORD_FILE, REPORT_FILE, Results
 
@@ -26,18 +20,12 @@ def artifacts_in(path: str | os.PathLike) -> list[Path]:
         ArtifactError: there is no artifact, or ``path`` cannot be read.
     """
     folder = folders.expanded(path)
-    try:
-        if RECORD_FILE in folders.names(folder):
+    with reading(folder):
+        if (folder / RECORD_FILE).exists():
             return [folder]
-        found = [inner for inner in sorted(folder.iterdir()) if inner.is_dir() and RECORD_FILE in folders.names(inner)]
-    except FileNotFoundError:
-        raise ArtifactError(f"there is no folder {printable(folder)}") from None
-    except NotADirectoryError:
-        raise ArtifactError(f"{printable(folder)} is not a folder") from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{printable(folder)} cannot be read: {why(error)}") from error
+        found = [inner for inner in sorted(folder.iterdir()) if (inner / RECORD_FILE).exists()]
     if not found:
-        raise no_artifact(folder)
+        raise ArtifactError(f"{printable(folder)} is not a kfconvert artifact: it has no {RECORD_FILE}")
     return found
 
 
@@ -50,19 +38,15 @@ def write_report(path: str | os.PathLike) -> Path:
         ArtifactError: there is no artifact, it is damaged, or the page cannot be written.
     """
     folder = folders.expanded(path)
-    text = report_of(read_record(folder))
-    if _is_there(folder, text):
-        return folder / REPORT_FILE
-    try:
-        with folders.amending(folder) as new:
-            record = record_file.read(folder / RECORD_FILE)  # a concurrent save may have replaced it
-            (new / REPORT_FILE).write_text(report_of(record))
-            if "checksum" in record:
-                files = {name: known for name, known in record["files"].items() if name != REPORT_FILE}
-                (new / RECORD_FILE).write_text(record_file.sealed(record, new, files))
-    except (OSError, RecordError) as error:
-        raise ArtifactError(f"cannot write {folder / REPORT_FILE}: {why(error)}") from error
-    return folder / REPORT_FILE
+    record, file = read_record(folder), folder / REPORT_FILE
+    with reading(folder / RECORD_FILE):
+        text = report_of(record)
+    if file.is_file() and file.read_bytes() == text.encode() and checksum(file) == record["files"].get(REPORT_FILE):
+        return file
+    with writing(file), folders.replacing(folder) as new:
+        (new / REPORT_FILE).write_text(text)
+        (new / RECORD_FILE).write_text(sealed(record, new, record["files"]))
+    return file
 
 
 def results_in(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
@@ -73,31 +57,11 @@ def results_in(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
         ArtifactError: there are no statistics, or they are damaged.
     """
     file = folders.expanded(path)
-    if os.path.isfile(file):
-        return _results_of_file(file)
-    return {folder.resolve().name: read_record(folder)["statistics"] for folder in artifacts_in(path)}
-
-
-def _is_there(folder: Path, text: str) -> bool:
-    """Whether ``report.html`` in ``folder`` is a regular file with this ``text``."""
-    content = text.encode()
-    expected = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    try:
-        with folders.reading(folder):
-            record_file.check_file(folders.newest(folder, REPORT_FILE), expected)
-    except (OSError, RecordError):
-        return False
-    return True
-
-
-def _results_of_file(file: Path) -> dict[str, dict[str, Any]]:
-    try:
-        found = record_file.read_json(file)
+    if not os.path.isfile(file):
+        return {folder.resolve().name: read_record(folder)["statistics"] for folder in artifacts_in(path)}
+    found = read_json(file)
+    with reading(file):
         Results.model_validate(found)
-    except ValidationError as error:
-        raise ArtifactError(f"{file} is not the output of kfconvert --json: it {first_fault(error)}") from error
-    except (OSError, RecordError) as error:
-        raise ArtifactError(f"{file} {error}" if isinstance(error, RecordError) else f"{file}: {why(error)}") from error
     results = {result["name"]: result["statistics"] for result in found["models"] if result["statistics"]}
     if not results:
         raise ArtifactError(f"{file} contains no converted model")

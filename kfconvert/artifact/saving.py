@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -22,46 +22,31 @@ from ..process import one_at_a_time
 from ..region import Region
 from ..runtime import guarded_forward
 from ..version import __version__
-from . import record as record_file
 from .companions import COMPANIONS, is_of_diffusers, is_of_transformers, write_companions
-from .errors import ArtifactError, printable, why
+from .errors import ArtifactError, writing
 from .graphs import stored_graphs
-from .record import RecordError
+from .record import checksum, read_record, sealed
 from .report_file import report_of
-from .schema import (
-    BUFFERS_FILE,
-    FORMAT,
-    GRAPHS_FILE,
-    RECORD_FILE,
-    REPORT_FILE,
-    WEIGHTS_FILE,
-)
+from .schema import BUFFERS_FILE, FORMAT, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
 from .weights import checked_state, other_buffers, state_metadata, storable
+
+# The files that a save writes and replaces.
+_OWN = {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, GRAPHS_FILE, REPORT_FILE, *COMPANIONS}
 
 
 def check_target(path: str | os.PathLike) -> None:
     """Raises ArtifactError if ``save`` would refuse ``path``: it contains something else, or cannot be read."""
     folder = folders.expanded(path)
-    try:
-        _check_target(folder)
-    except (OSError, ValueError, RuntimeError) as error:  # an invalid name is a ValueError, a link loop a RuntimeError
-        if isinstance(error, ArtifactError):
-            raise
-        raise ArtifactError(f"cannot write {printable(folder)}: {why(error)}") from error
-
-
-def _check_target(folder: Path) -> None:
-    folder.resolve()
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} is a file, not a folder")
-    names = folders.names(folder)
-    if names and RECORD_FILE not in names:
-        raise ArtifactError(f"{folder} is not empty and not a kfconvert artifact: it is not replaced")
-    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, GRAPHS_FILE, REPORT_FILE} - COMPANIONS)
-    if others:
-        raise ArtifactError(f"{folder} contains {others[0]}, which is not part of the artifact: it is not replaced")
+    with writing(folder):
+        if not folder.resolve().exists():
+            return
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder} is a file, not a folder")
+        names = folders.names(folder)
+        if names and RECORD_FILE not in names:
+            raise ArtifactError(f"{folder} is not empty and not a kfconvert artifact: it is not replaced")
+        for other in sorted(names - _OWN):
+            raise ArtifactError(f"{folder} contains {other}, which is not part of the artifact: it is not replaced")
 
 
 def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | None = None) -> Path:
@@ -71,8 +56,8 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     Buffers outside of the state dict, such as position tables, are in a separate file.
     For a Hugging Face model, the folder also contains its configuration and the files of its tokenizer or processor,
     so that ``from_pretrained`` reads it. ``report.html`` shows what was converted.
-    An existing artifact is replaced once the new one is complete; after any error it is unchanged. The folder
-    itself remains, and concurrent saves all succeed.
+    The files of an existing artifact are replaced once the new ones are complete; after any error before, the artifact
+    is unchanged. The folder itself remains.
 
     Args:
         source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. By default, the recipe is
@@ -86,60 +71,50 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     """
     target = folders.expanded(path)
     check_target(target)
-    with one_at_a_time():  # an export replaces the tensors meanwhile
+    before = _checksums(target)
+    # An export of another thread replaces the tensors of the model.
+    with one_at_a_time(), writing(target), folders.replacing(target) as folder:
         state = checked_state(model)
         tensors, record = storable(state), record_of(model, state, source)
-        write_told = telling(model, record, tensors.keys())
-    before = _files_of(target)
-    try:
-        with folders.replacing(target) as folder:
-            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-            write_companions(model, folder)
-            write_told(folder, {})
-        _remove_stale(target, before)
-    except (OSError, SafetensorError, RecordError) as error:
-        raise ArtifactError(f"cannot write {target}: {why(error)}") from error
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_companions(model, folder)
+        write_for_load(model, folder, record, tensors.keys())
+    # Unmodified files of the previous artifact that the new one does not have, such as a tokenizer.
+    for name in (before.keys() & _OWN) - _checksums(target).keys():
+        with contextlib.suppress(OSError):
+            if checksum(target / name) == before[name]:
+                (target / name).unlink()
     return target
 
 
-def telling(
-    model: nn.Module, record: dict[str, Any], stored: Collection[str]
-) -> Callable[[Path, Mapping[str, Any]], None]:
-    """Returns a function that writes all files for ``load`` except the tensors ``stored``, and the report: other
-    buffers, graphs, and last the ``record``, with checksums of the files there and of the given others."""
+def write_for_load(
+    model: nn.Module,
+    folder: Path,
+    record: dict[str, Any],
+    stored: Collection[str],
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Writes all files for ``load`` except the tensors ``stored``, and the report: other buffers, graphs, and last the
+    ``record``, with checksums of the files in ``folder`` and of the given others."""
     buffers = other_buffers(model, stored)
+    if buffers:
+        save_file(buffers, folder / BUFFERS_FILE, metadata={"format": "pt"})
     graphs = stored_graphs(model, record["device"], _calls(model), _generation(model), _parts(model))
-
-    def write(folder: Path, others: Mapping[str, Any]) -> None:
-        if buffers:
-            save_file(buffers, folder / BUFFERS_FILE, metadata={"format": "pt"})
-        if graphs is not None:
-            (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
-        (folder / REPORT_FILE).write_text(report_of(record))
-        (folder / RECORD_FILE).write_text(record_file.sealed(record, folder, others))
-        # safetensors creates files that only their owner may read; use the folder's permissions instead.
-        for file in folder.iterdir():
-            file.chmod((folder / RECORD_FILE).stat().st_mode)
-
-    return write
+    if graphs is not None:
+        (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
+    (folder / REPORT_FILE).write_text(report_of(record))
+    (folder / RECORD_FILE).write_text(sealed(record, folder, others))
+    # safetensors creates files that only their owner may read; use the folder's permissions instead.
+    for file in folder.iterdir():
+        file.chmod((folder / RECORD_FILE).stat().st_mode)
 
 
-def _files_of(folder: Path) -> dict[str, Any]:
+def _checksums(folder: Path) -> dict[str, str]:
     """Returns the checksums of the files of the artifact in ``folder``, by name; empty if it is not readable."""
     try:
-        return record_file.read(folders.newest(folder, RECORD_FILE)).get("files", {})
-    except (OSError, RecordError):
+        return read_record(folder)["files"]
+    except ArtifactError:
         return {}
-
-
-def _remove_stale(folder: Path, before: dict[str, Any]) -> None:
-    """Remove unmodified files of the previous artifact, in ``before``, that are not part of the current artifact, such
-    as a tokenizer."""
-    with folders.writing(folder):
-        for name in (before.keys() & (COMPANIONS | {BUFFERS_FILE, GRAPHS_FILE})) - _files_of(folder).keys():
-            with contextlib.suppress(FileNotFoundError, RecordError):
-                if record_file.checksum(folder / name) == before[name]:
-                    (folder / name).unlink()
 
 
 def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from ..accuracy import is_same_tensor
 from ..canonical import canonicalise
 from ..graph import mark_weights
-from ..inputs import ExampleCall
+from ..inputs import ExampleCall, Unstorable
 from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import search
-from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
+from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook, remedy
 from .assignments import assignments_checked
 from .deadline import Budget

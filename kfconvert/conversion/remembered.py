@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch
 from pydantic import BaseModel, PositiveFloat, ValidationError
 
 from ..extension import builds, cpu_capability
-from ..folders import writing
 from ..runtime import library_switches
 from ..settings import cache_folder
 from ..version import __version__
@@ -70,7 +70,7 @@ class Remembered:
         path, folder = self._path, self._path.parent
         with contextlib.suppress(OSError):  # read-only folder: the next conversion measures again
             folder.mkdir(parents=True, exist_ok=True)
-            with writing(folder):
+            with _locked(folder):
                 known = _read(path, self._environment)
                 for what in self._new:
                     known.pop(what, None)  # the newest entry is last
@@ -82,6 +82,20 @@ class Remembered:
                 partial.replace(path)
                 _remove_oldest(folder)
         self._new = {}
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Context manager that other processes wait for, so that their entries are kept."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a process that was forked meanwhile has the descriptor as well
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 class _File(BaseModel, strict=True):

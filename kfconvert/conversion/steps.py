@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..generation import install_generate
 from ..process import level_outside
-from ..region import keep
+from ..region import store_graph
 from ..runtime import (
     Codes,
     CudaGraphs,
@@ -114,7 +114,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
     stats = ledger.stats = conversion_stats(result)
     ledger.begin(stats["check_weights"])
     for captured in result.captures.every():
-        keep(captured.region)
+        store_graph(captured.region)
         captured.region.release_graph()
     if not ledger.guarded:
         separate(model.parameters())

@@ -20,25 +20,26 @@ from .example import (
     widened,
 )
 from .lookups import BoundedLookups, bounded_lookups
-from .records import ClassName, class_name, is_record, record_named
+from .records import ClassName, class_name
 from .spec import InputSpecError, build, described
 from .static_cache import capacity_for, is_static_kind, static_key_values
-from .stored_caches import DEVICE, UnstorableCache, made_kind, stored_kind
+from .stored_values import Reader, Unstorable, Writer
 from .weighted_inputs import Weighted, weighted
 
 __all__ = [
     "BoundedLookups",
     "CallForm",
     "ClassName",
-    "DEVICE",
     "ExampleCall",
     "InputError",
     "InputSpecError",
     "MAX_SPELLINGS",
+    "Reader",
     "TreeForm",
     "UnknownCache",
-    "UnstorableCache",
+    "Unstorable",
     "Weighted",
+    "Writer",
     "bounded_lookups",
     "build",
     "capacity_for",
@@ -51,17 +52,13 @@ __all__ = [
     "holds_tokens",
     "is_cache",
     "is_equal",
-    "is_record",
     "is_static_kind",
     "is_token_model",
     "is_whole",
-    "made_kind",
     "map_tensors",
     "numbered",
-    "record_named",
     "resized",
     "static_key_values",
-    "stored_kind",
     "taken_apart",
     "to_each",
     "token_calls",

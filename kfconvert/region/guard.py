@@ -84,7 +84,7 @@ class Guard:
     tried: set[frozenset[Answer]] = field(default_factory=lambda: {frozenset()})
     # Tracing assumes that all tensors are distinct. For arguments that may be one tensor, see ``given_as``.
     may_be_one: set[tuple[int, ...]] = field(default_factory=set)
-    _verdicts: dict[bytes | tuple[Any, ...], str | None] = field(default_factory=dict)
+    _verdicts: dict[bytes | tuple[Any, ...], str | None] = field(default_factory=dict, compare=False)
 
     def __post_init__(self):
         self._indices = tuple(guard.index for guard in self.tensors)

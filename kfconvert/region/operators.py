@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .expressions import Unstorable
+from ..inputs import Unstorable
 
 _ATEN = frozenset(
     """

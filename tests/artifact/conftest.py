@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from kfconvert.capture import tracer
@@ -5,12 +7,8 @@ from kfconvert.capture import tracer
 
 @pytest.fixture
 def path(saved, tmp_path):
-    """A copy of the artifact ``saved``, to be damaged."""
-    copied = tmp_path / "net"
-    copied.mkdir()
-    for file in saved.iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
-    return copied
+    """A copy of the artifact ``saved``, to be changed."""
+    return shutil.copytree(saved, tmp_path / "net")
 
 
 @pytest.fixture

@@ -3,19 +3,16 @@
 import copy
 import io
 import json
-import os
 import random
-import threading
 import warnings
 
 import pytest
 import torch
 from rich.console import Console
-from support import selection
+from support.artifacts import refusal, rewrite, rewrite_graphs
 from torch import nn
 
 from kfconvert.artifact import files as artifact
-from kfconvert.artifact import record as record_file
 from kfconvert.artifact import saving
 from kfconvert.artifact.errors import ArtifactError
 from kfconvert.converter import ModelConverter
@@ -49,21 +46,8 @@ def saved(net, tmp_path_factory):
     converter = ModelConverter(validate_accuracy=False, select="all")
     path = saving.save(converter.convert_model(net, input_shape=BATCH), tmp_path_factory.mktemp("saved") / "net")
     record = artifact.read_record(path)
-    assert record["parts"] and record["calls"] and record["statistics"]["sites"]
+    assert record["parts"] and record["calls"] and record["statistics"]["sites"] and (path / "graphs.json").exists()
     return path
-
-
-def seal(path, record) -> None:
-    """Writes ``record`` with checksums that fit, as somebody does who means harm."""
-    (path / "kfconvert.json").unlink()
-    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
-
-
-def refusal(path, model: nn.Module | None = None) -> str:
-    with pytest.raises(ArtifactError) as caught:
-        artifact.load(path, model=model or Net())
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
-    return str(caught.value)
 
 
 def is_right(path, net) -> bool:
@@ -83,36 +67,45 @@ def is_right(path, net) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ["kfconvert.json", "model.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "nothing", "huge", "link to nothing"])
-def test_what_stands_in_the_place_of_a_file_is_not_read(path, name, kind):
+@pytest.mark.parametrize("name", ["kfconvert.json", "model.safetensors", "graphs.json"])
+def test_a_file_that_is_missing_or_replaced_is_one_line(path, name):
     file = path / name
+    content = file.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], content + b" ", b"\xff\xfe\x00", b"{", b"[]", b"null"):
+        file.write_bytes(damaged)
+        if not (name == "kfconvert.json" and damaged == content + b" "):
+            assert name in refusal(path, model=Net())
     file.unlink()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    elif kind == "folder":
-        file.mkdir()
-    elif kind == "link to nothing":
-        file.symlink_to(path / "nothing")
-    elif kind == "huge":
-        file.touch()
-        os.truncate(file, 2**42)  # takes no room on the disk
-    message = []
-    # Where it waits for a writer, or reads on and on, the test must end all the same.
-    loading = threading.Thread(target=lambda: message.append(refusal(path)), daemon=True)
-    loading.start()
-    loading.join(30)
-    assert message and path.name in message[0]
+    assert name in refusal(path, model=Net())
+    file.symlink_to(path / "nothing")
+    assert name in refusal(path, model=Net())
+    file.unlink()
+    file.mkdir()
+    assert name in refusal(path, model=Net())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 99}, "has format 99"),
+        ({"format": None}, "has format None"),
+        ({"calls": None}, "is damaged: it is wrong in calls"),
+        ({"calls": [{"tensor": {"shape": [1], "dtype": "no"}}]}, "cannot be read"),
+        ({"calls": [{"surprise": 1}]}, "unknown kind"),
+    ],
+)
+def test_records_with_checksums_that_fit(path, changes, message):
+    rewrite_graphs(path, None)
+    rewrite(path, **changes)
+    assert message in refusal(path, model=Net())
 
 
 @pytest.mark.parametrize("config", [[], {"efort": "fast"}, {"exclude": [1]}, {"modules": 3}, {"select": None}])
 def test_options_that_a_conversion_cannot_have_are_refused(path, config):
     record = artifact.read_record(path)
     record["statistics"]["config"] = config
-    seal(path, record)
-    assert "kfconvert.json is damaged: it is wrong in statistics.config" in refusal(path)
+    rewrite(path, **record)
+    assert "kfconvert.json is damaged: it is wrong in statistics.config" in refusal(path, model=Net())
 
 
 def test_every_flipped_bit_is_noticed(path, net):
@@ -120,14 +113,12 @@ def test_every_flipped_bit_is_noticed(path, net):
     draw = random.Random(0)
     for file in (path / "kfconvert.json", path / "model.safetensors"):
         content = file.read_bytes()
-        places = [draw.randrange(len(content)) for _ in range(60)] + list(range(16))
-        for place in places:
-            bit = 1 << draw.randrange(8)
+        for place in [draw.randrange(len(content)) for _ in range(40)] + list(range(16)):
             damaged = bytearray(content)
-            damaged[place] ^= bit
+            damaged[place] ^= 1 << draw.randrange(8)
             file.write_bytes(damaged)
             if file.name == "model.safetensors":
-                assert "is damaged: it does not match its checksum" in refusal(path)
+                assert "is damaged: it does not match its checksum" in refusal(path, model=Net())
             else:
                 assert not is_right(path, net) or json.loads(damaged) == json.loads(content)
         file.write_bytes(content)
@@ -141,51 +132,12 @@ def test_what_a_person_reads_is_of_no_account_for_the_load(path, net):
     assert is_right(path, net)
 
 
-def test_weights_of_another_save_are_noticed(path, net):
-    (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes() + b" ")
-    assert "bytes, not" in refusal(path)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_formats_without_checksums_still_load(path, net, version):
-    record = json.loads((path / "kfconvert.json").read_text())
-    del record["files"], record["checksum"]
-    if version == 1:
-        del record["parts"]
-    (path / "kfconvert.json").write_text(json.dumps({**record, "format": version}))
-    assert is_right(path, net)
-
-
-def test_the_newest_format_has_checksums(path):
-    record = json.loads((path / "kfconvert.json").read_text())
-    for missing in ("files", "checksum"):
-        without = {key: value for key, value in record.items() if key != missing}
-        (path / "kfconvert.json").write_text(json.dumps(without))
-        assert "no checksums" in refusal(path)
-
-
-DEEP = "[" * 100_000 + "]" * 100_000
-
-
 @pytest.mark.parametrize(
-    "text",
-    [
-        DEEP,
-        '{"format": 2, "calls": [' + '{"list": [' * 5000 + "]}" * 5000 + "]}",
-        '{"format": ' + "9" * 10_000 + "}",
-        '{"format": 2, "x": NaN}',
-        '{"format": true}',
-        '{"format": [3]}',
-        "null",
-        "",
-        '"\\ud800"',
-        "\0",
-    ],
-    ids=range(10),
+    "text", ["[" * 100_000 + "]" * 100_000, '{"format": 4, "x": NaN}', '"\\ud800"', "\0"], ids=range(4)
 )
 def test_json_of_any_shape_is_one_error(path, text):
     (path / "kfconvert.json").write_text(text)
-    refusal(path)
+    refusal(path, model=Net())
 
 
 def places(value, at=()):
@@ -195,65 +147,25 @@ def places(value, at=()):
         yield from places(inner, (*at, key))
 
 
-def replaced(record, place, value):
-    damaged = copy.deepcopy(record)
-    holder = damaged
-    for key in place[:-1]:
-        holder = holder[key]
-    if value is places:
-        del holder[place[-1]]
-    else:
-        holder[place[-1]] = value
-    return damaged
-
-
-def nested(depth: int):
-    value = []
-    for _ in range(depth):
-        value = {"list": [value]}
-    return value
-
-
-VALUES = [None, True, -1, 2**40, 2**70, 0.5, "x", "blocks.0.0", [], {}, [[]], [[0, 9]], [None], {"x": 1}, nested(300)]
-VALUES.append(places)  # which stands for taking the value out
+VALUES = [None, True, -1, 2**40, 2**70, 0.5, "x", "blocks.0.0", [], {}, [[]], [[0, 9]], [None], {"x": 1}]
 # What takes the damage: without what a person reads only, which is of no account for the load.
-READ = (
-    *("format", "device", "recipe", "calls", "parts", "files"),
-    *("sites", "part_sites", "layout", "near_misses", "regions"),
-)
+READ = ("device", "recipe", "calls", "parts", "sites", "part_sites", "layout", "config", "cuda_graphs")
 
 
-def damages(record, count: int, seed: int):
-    draw = random.Random(seed)
-    found = [at for at in places(record) if any(key in at[:2] for key in READ)]
-    for _ in range(count):
-        place, value = draw.choice(found), draw.choice(VALUES)
-        yield place, value, replaced(record, place, value)
-
-
-def test_every_damage_to_a_record_is_refused_or_harmless(path):
-    """Before anything is made of it: a thousand values of other types, lengths and depths in random places."""
+def test_every_damage_to_a_record_is_refused_or_loads_right(path, net):
+    """Values of other types and lengths in random places, with checksums that fit."""
     record = json.loads((path / "kfconvert.json").read_text())
-    accepted = 0
-    for _, _, damaged in damages(record, 1000, seed=1):
-        try:
-            seal(path, damaged)
-            artifact.read_record(path)
-            accepted += 1
-        except (ArtifactError, record_file.RecordError):
-            continue
-    assert 0 < accepted < 700
-
-
-def test_every_damage_that_fits_the_schema_is_refused_or_loads_right(path, net):
-    record = json.loads((path / "kfconvert.json").read_text())
-    outcomes = []
-    for place, value, damaged in damages(record, 150 if selection.EXHAUSTIVE else 40, seed=2):
-        damaged = {key: inner for key, inner in damaged.items() if key not in ("files", "checksum")}
-        damaged["format"] = 2 if damaged.get("format") == record["format"] else damaged.get("format")
-        (path / "kfconvert.json").write_text(json.dumps(damaged))
-        outcomes.append(is_right(path, net))
-    assert {True, False} == set(outcomes)
+    draw, outcomes = random.Random(2), set()
+    found = [at for at in places(record) if at and any(key in at[:2] for key in READ)]
+    for place in draw.sample(found, 30):
+        damaged = copy.deepcopy(record)
+        holder = damaged
+        for key in place[:-1]:
+            holder = holder[key]
+        holder[place[-1]] = draw.choice(VALUES)
+        rewrite(path, **damaged)
+        outcomes.add(is_right(path, net))
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ import pytest
 import torch
 import transformers
 from support import stored_net
-from support.selection import exhaustive
-from support.stored_net import Asking, Block, Net
+from support.artifacts import rewrite_graphs
+from support.stored_net import Block, Net
 from torch import nn
 
 from kfconvert.artifact import files as artifact
-from kfconvert.artifact import record as record_file
 from kfconvert.artifact import replay, saving
 from kfconvert.artifact.errors import ArtifactError
+from kfconvert.artifact.graphs import Graphs
 from kfconvert.converter import ModelConverter
-from kfconvert.region import kept
+from kfconvert.region import stored_graph
 from kfconvert.runtime.dispatch.guarded import guarded_forward
 
 IDS = torch.arange(10).reshape(2, 5)
@@ -32,14 +32,6 @@ def saved(tmp_path_factory):
     torch.manual_seed(0)
     fused = ModelConverter(select="all").convert_model(Net().eval(), example_inputs=IDS)
     return saving.save(fused, tmp_path_factory.mktemp("saved") / "net")
-
-
-def write(path, graphs) -> None:
-    """``graphs`` with checksums that fit, as somebody writes them who means harm."""
-    record = artifact.read_record(path)
-    (path / "kfconvert.json").unlink()
-    (path / "graphs.json").write_text(json.dumps(graphs))
-    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
 
 
 def outputs(model, ids=IDS):
@@ -55,10 +47,7 @@ def regions(model):
 def test_nothing_is_traced_and_all_is_as_after_a_trace(path, traces, monkeypatch):
     loaded = artifact.load(path, model=Net())
     assert not traces
-    (path / "graphs.json").unlink()
-    record = artifact.read_record(path)
-    (path / "kfconvert.json").unlink()
-    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
+    rewrite_graphs(path, None)
     traced = artifact.load(path, model=Net())
     assert traces
     for key in ("sites", "part_sites", "near_misses", "unmatched_activations", "regions", "dynamic"):
@@ -68,9 +57,10 @@ def test_nothing_is_traced_and_all_is_as_after_a_trace(path, traces, monkeypatch
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert loaded.kfconvert_info()["guard"] == traced.kfconvert_info()["guard"]
     for one, other in zip(regions(loaded), regions(traced), strict=True):
-        first, second = kept(one), kept(other)
-        for key in ("inputs", "slots", "outputs", "reads", "default_device", "constants"):
-            assert first[key] == second[key]
+        assert (one.guard, one.slots, one.outputs, one.reads) == (other.guard, other.slots, other.outputs, other.reads)
+        assert [node["name"] for node in stored_graph(one)["nodes"]] == [
+            node["name"] for node in stored_graph(other)["nodes"]
+        ]
 
 
 def test_with_all_graphs_the_model_is_not_even_called(path, traces, monkeypatch):
@@ -80,18 +70,14 @@ def test_with_all_graphs_the_model_is_not_even_called(path, traces, monkeypatch)
     assert not called and not traces
 
 
-@pytest.mark.parametrize("kind", [Net, *exhaustive(Asking)])
-def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
+def test_in_another_process_nothing_is_traced_either(saved):
     """Where texts have other hashes, sets another order, and a shell tells another command by ``_``."""
-    example = IDS if kind is Net else torch.randn(4, 8)
-    fused = ModelConverter(select="all", effort="fast").convert_model(kind().eval(), example_inputs=example)
-    saved = saving.save(fused, tmp_path / "net")
     code = (
-        f"from support.stored_net import {kind.__name__}\n"
+        "from support.stored_net import Net\n"
         "from kfconvert.artifact import files as artifact\n"
         "from kfconvert.capture import tracer\n"
         "tracer._export = None\n"
-        f"print(artifact.load({str(saved)!r}, model={kind.__name__}()).kfconvert_info()['total_replaced'])"
+        f"print(artifact.load({str(saved)!r}, model=Net()).kfconvert_info()['total_replaced'])"
     )
     others = {"PYTHONHASHSEED": "5", "_": "/usr/bin/another", "PYTHONPATH": os.pathsep.join(["", *sys.path])}
     environment = os.environ | others
@@ -100,30 +86,28 @@ def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
     assert run.stdout.strip() == str(artifact.read_record(saved)["statistics"]["total_replaced"])
 
 
-@pytest.mark.parametrize("arguments", [*exhaustive(["input_ids"]), ["input_ids", "attention_mask"]], ids=" ".join)
-def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
+def test_a_hugging_face_model_is_not_traced(tmp_path, traces):
     """Nor where the model looks, outside of traces, whether a mask hides anything; nor where another model has come, of
     whose classes transformers takes note."""
     config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
     ids = torch.randint(50, (2, 6))
     example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    model = ModelConverter(select="all").convert_model(
-        transformers.BertModel(config).eval(), example_inputs={name: example[name] for name in arguments}
-    )
+    converter = ModelConverter(select="all", effort="fast")
+    model = converter.convert_model(transformers.BertModel(config).eval(), example_inputs=example)
     saving.save(model, tmp_path / "bert")
     traces.clear()
     type("Another", (transformers.BertModel,), {})(config)
     loaded = artifact.load(tmp_path / "bert")
     assert not traces
     with torch.no_grad():
-        ours, theirs = (each(*(example[name] for name in arguments)) for each in (loaded, model))
+        ours, theirs = (each(**example) for each in (loaded, model))
     assert type(ours) is type(theirs) and torch.equal(ours.last_hidden_state, theirs.last_hidden_state)
     again = artifact.load(saving.save(loaded, tmp_path / "again"))
     assert not traces
     with torch.no_grad():
-        ours = again(*(example[name] for name in arguments))
+        ours = again(**example)
         assert torch.equal(ours.pooler_output, theirs.pooler_output)
 
 
@@ -153,12 +137,6 @@ def other_attribute(monkeypatch):
     return model
 
 
-def other_list(monkeypatch):
-    model = Net()
-    model.names = ["other", "mean"]
-    return model
-
-
 def other_class(monkeypatch):
     model = Net()
     model.blocks[0] = Doubled(0)
@@ -172,11 +150,6 @@ def other_code(monkeypatch):
 
 def other_function(monkeypatch):
     monkeypatch.setattr(stored_net, "shifted", lambda x: x + 2.0)
-    return Net()
-
-
-def other_global(monkeypatch):
-    monkeypatch.setattr(stored_net, "FACTOR", 5.0)
     return Net()
 
 
@@ -194,9 +167,7 @@ def other_forward(monkeypatch):
 @pytest.mark.parametrize(
     "change",
     [
-        other_attribute, other_list, other_class, other_code, other_function, other_global, other_function_of_torch,
-        other_forward,
-    ],
+other_attribute, other_class, other_code, other_function, other_function_of_torch, other_forward    ],
 )  # fmt: skip
 def test_a_model_that_is_another_now_is_traced(path, traces, monkeypatch, caplog, change):
     model = change(monkeypatch)
@@ -220,7 +191,7 @@ def test_an_object_in_the_place_of_a_parameter(path, traces):
     assert traces
 
 
-@pytest.mark.parametrize("change", [other_code, other_function, other_global, other_function_of_torch])
+@pytest.mark.parametrize("change", [other_code, other_function, other_function_of_torch])
 def test_later_changes_are_noticed_as_after_a_trace(path, monkeypatch, traces, change):
     loaded = artifact.load(path, model=Net())
     outputs(loaded)
@@ -270,13 +241,12 @@ class OfTwoKinds(nn.Module):
         (lambda model: model, torch.float32, True),
         (lambda model: model, torch.float64, True),  # of the attribute of the model that is given
         (lambda model: model.float(), torch.float32, False),
-        (lambda model: model.half().float(), torch.float32, False),
     ],
-    ids=["as it was", "another attribute", "another buffer", "rounded"],
+    ids=["as it was", "another attribute", "another buffer"],
 )
 def test_tensors_of_another_kind(tmp_path, traces, change, dtype, keeps):
     x = torch.randn(4, 8)
-    fused = change(ModelConverter(select="all").convert_model(OfTwoKinds().eval(), example_inputs=x))
+    fused = change(ModelConverter(select="all", effort="fast").convert_model(OfTwoKinds().eval(), example_inputs=x))
     path = saving.save(fused, tmp_path / "net")
     assert (path / "graphs.json").exists() == keeps
     traces.clear()
@@ -364,81 +334,53 @@ def test_another_version_of_a_library_is_told(path, traces, monkeypatch, caplog)
     assert traces and "libraries" in caplog.text
 
 
-def calls(graphs):
-    return [node for node in graphs["calls"][0]["nodes"] if "calls" in node]
-
-
 CODE = "__import__('os').environ.__setitem__('KFCONVERT_TEST_RAN', '1')"
 
 
-def harm(graphs, kind):
-    """Changes ``graphs`` so that it is no graph that may be stored."""
-    call = graphs["calls"][0]
-    node = calls(graphs)[-1]
-    if kind == "operator":
-        node["calls"] = "aten.from_file.default"
-    elif kind == "writing":
-        node["calls"] = "aten.add_.Tensor"
-    elif kind == "function":
-        node["calls"] = "os.system.default"
-    elif kind == "name":
-        call["nodes"][0]["name"] = f"x={CODE}"
-    elif kind == "keyword":
-        node["kwargs"] = {f"dtype=None, y={CODE}": 1}
-    elif kind == "size":
-        call["sizes"] = {CODE: each for each in call["sizes"].values()}
-    elif kind == "bounds":
-        call["guard"]["ranges"] = {CODE: [2, None]}
-    elif kind == "condition":
-        call["guard"]["constraints"] = [["LessThan", CODE, 5]]
-    elif kind == "power":
-        call["guard"]["constraints"] = [["Pow", ["Pow", 10, 10], ["Pow", 10, 10]]]
-    elif kind == "class":
-        call["outputs"] = {"class": ["subprocess", "Popen"], "keys": ["args"], "items": [None]}
-    elif kind == "value":
-        node["args"] = [{"dtype": "load"}]
-    elif kind == "device":
-        node["args"] = [{"device": "meta"}]
-    elif kind == "later":
-        node["args"] = [{"node": 10_000}]
-    elif kind == "slot":
-        call["slots"] = {name: ["blocks.7", "weight"] for name in call["slots"]}
-    elif kind == "shape":
-        call["values"][0]["shape"] = [3, 3, 3]
-        call["values"][0]["strides"] = [9, 3, 1]
-    elif kind == "outputs":
-        call["outputs"] = None
-    elif kind == "inputs":
-        call["inputs"] = []
+def first(graphs):
+    return graphs["calls"][0]["graph"]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "operator", "writing", "function", "name", "keyword", "size", "bounds", "condition", "power", "class", "value",
-        "device", "later", "slot", "shape", "outputs", "inputs",
-    ],
-)  # fmt: skip
-def test_a_graph_that_means_harm_is_refused_in_one_line(path, kind):
-    graphs = json.loads((path / "graphs.json").read_text())
-    harm(graphs, kind)
-    write(path, graphs)
-    with pytest.raises(ArtifactError) as caught:
-        artifact.load(path, model=Net())
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
-    assert "KFCONVERT_TEST_RAN" not in os.environ
+def last_call(graphs):
+    return [node for node in first(graphs)["nodes"] if "calls" in node][-1]
+
+
+def size_of_expression(graphs, stored):
+    first(graphs)["fields"][-1] = {"expression": stored}
+
+
+HARM = {
+    "operator": lambda graphs: last_call(graphs).update(calls="aten.from_file.default"),
+    "writing": lambda graphs: last_call(graphs).update(calls="aten.add_.Tensor"),
+    "function": lambda graphs: last_call(graphs).update(calls="os.system.default"),
+    "name": lambda graphs: first(graphs)["nodes"][0].update(name=f"x={CODE}"),
+    "keyword": lambda graphs: last_call(graphs).update(kwargs={"dict": [[f"dtype=None, y={CODE}", 1]]}),
+    "size": lambda graphs: first(graphs)["sizes"].update({CODE: [2, 2, None]}),
+    "condition": lambda graphs: size_of_expression(graphs, ["LessThan", CODE, 5]),
+    "class of expressions": lambda graphs: size_of_expression(graphs, ["Lambda", "s0", "s0"]),
+    "class": lambda graphs: first(graphs)["fields"].__setitem__(0, {"class": ["subprocess", "Popen"]}),
+    "value": lambda graphs: last_call(graphs).update(args={"tuple": [{"torch": "load"}]}),
+    "kind": lambda graphs: last_call(graphs).update(args={"_class": ["os", "system"]}),
+    "arguments": lambda graphs: first(graphs)["fields"].__setitem__(0, {"list": []}),
+}
+
+
+def test_a_graph_that_means_harm_is_not_used(path, traces, caplog):
+    text = (path / "graphs.json").read_text()
+    for kind, harm in HARM.items():
+        graphs = json.loads(text)
+        harm(graphs)
+        caplog.clear()
+        assert not Graphs(Net().eval(), torch.device("cpu"), graphs).calls, kind
+        assert "is traced again" in caplog.text and "\n" not in caplog.messages[-1]
+    rewrite_graphs(path, graphs)
+    outputs(artifact.load(path, model=Net()))
+    assert traces and "KFCONVERT_TEST_RAN" not in os.environ
 
 
 def test_a_graph_that_is_nested_without_end_is_refused(path):
-    graphs = json.loads((path / "graphs.json").read_text())
-    graphs["calls"][0]["outputs"] = "deep"
-    write(path, graphs)
-    text = (path / "graphs.json").read_text().replace('"deep"', '{"tuple":[' * 50_000 + "null" + "]}" * 50_000)
-    record = artifact.read_record(path)
-    (path / "kfconvert.json").unlink()
-    (path / "graphs.json").write_text(text)
-    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
-    with pytest.raises(ArtifactError, match="nested too deeply"):
+    rewrite_graphs(path, '{"tuple":[' * 50_000 + "null" + "]}" * 50_000)
+    with pytest.raises(ArtifactError, match="graphs.json is damaged"):
         artifact.load(path, model=Net())
 
 
@@ -451,13 +393,13 @@ def places(value, found):
     return found
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_a_graph_says_one_line_says_what_is_wrong(path, seed):
     graphs = json.loads((path / "graphs.json").read_text())
     draw = random.Random(seed)
     for holder, key in draw.sample(places(graphs, []), 2):
         holder[key] = draw.choice([None, -1, 10**30, 1.5, True, "", "s0", [], {}, [1, 2], {"node": 0}, {"tuple": []}])
-    write(path, graphs)
+    rewrite_graphs(path, graphs)
     try:
         artifact.load(path, model=Net())
     except ArtifactError as error:

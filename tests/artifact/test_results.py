@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
 from support import small_models
 from support import statistics as made
+from support.artifacts import contents, rewrite
 from torch import nn
 
 import kfconvert
-from kfconvert.artifact import ArtifactError, artifacts_in, files, results_in, write_report
-from kfconvert.artifact import record as record_file
+from kfconvert.artifact import ArtifactError, artifacts_in, results_in, write_report
+from kfconvert.artifact.record import checksum, read_record
 
 
 @pytest.fixture(scope="module")
@@ -20,26 +22,19 @@ def fused():
     return small_models.convert(model, example_inputs=torch.randn(2, 4))
 
 
-@pytest.fixture
-def saved(fused, tmp_path):
+@pytest.fixture(scope="module")
+def made_once(fused, tmp_path_factory):
     recipe = {"kind": "callable", "name": "mine:net", "weights": "random"}
-    return kfconvert.save(fused, tmp_path / "out" / "net", source=recipe)
+    return kfconvert.save(fused, tmp_path_factory.mktemp("saved"), source=recipe)
 
 
-def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def sealed(folder, **changes):
-    """Changes the record as somebody does who knows about its checksums."""
-    record = json.loads((folder / "kfconvert.json").read_text()) | changes
-    (folder / "kfconvert.json").unlink()
-    (folder / "kfconvert.json").write_text(record_file.sealed(record, folder))
-    return record
+@pytest.fixture
+def saved(made_once, tmp_path):
+    return shutil.copytree(made_once, tmp_path / "out" / "net")
 
 
 def checksum_fits(folder) -> bool:
-    return files.read_record(folder)["files"]["report.html"] == record_file.checksum(folder / "report.html")
+    return read_record(folder)["files"]["report.html"] == checksum(folder / "report.html")
 
 
 def test_a_page_lies_beside_each_artifact_and_is_covered_by_its_checksums(saved):
@@ -66,17 +61,7 @@ def with_a_script(file):
     file.write_text("<script>alert(1)</script>")
 
 
-def pipe(file):
-    file.unlink()
-    os.mkfifo(file)
-
-
-def link(file):
-    file.unlink()
-    file.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("change", [remove, of_an_older_version, with_a_script, pipe, link])
+@pytest.mark.parametrize("change", [remove, of_an_older_version, with_a_script])
 def test_a_page_that_is_missing_or_another_is_made_anew(saved, change):
     before = contents(saved)
     change(saved / "report.html")
@@ -85,22 +70,11 @@ def test_a_page_that_is_missing_or_another_is_made_anew(saved, change):
 
 
 def test_what_the_record_says_now_is_what_the_page_tells(saved):
-    statistics = files.read_record(saved)["statistics"]
-    sealed(saved, statistics=statistics | {"model": "<b>Another</b>"}, recipe=None)
+    statistics = read_record(saved)["statistics"]
+    rewrite(saved, statistics=statistics | {"model": "<b>Another</b>"}, recipe=None)
     assert "<h1>&lt;b&gt;Another&lt;/b&gt;</h1>" in write_report(saved).read_text() and checksum_fits(saved)
     with pytest.raises(ArtifactError, match="pass model="):
         kfconvert.load(saved)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_records_without_checksums_stay_as_they_are(saved, version):
-    record = json.loads((saved / "kfconvert.json").read_text())
-    del record["files"], record["checksum"]
-    (saved / "kfconvert.json").write_text(json.dumps({**record, "format": version}))
-    (saved / "report.html").unlink()
-    before = contents(saved)
-    assert "mine:net" in write_report(saved).read_text()
-    assert contents(saved) == before | {"report.html": (saved / "report.html").read_bytes()}
 
 
 def test_a_page_that_cannot_be_written_is_one_line_and_nothing_changes(saved):
@@ -119,14 +93,14 @@ def test_damaged_records_have_no_page(saved):
     assert "\n" not in str(caught.value)
 
 
-def test_artifacts_are_found_by_themselves_and_in_a_folder(fused, saved):
+def test_artifacts_are_found_by_themselves_and_in_a_folder(saved):
     out = saved.parent
-    other = kfconvert.save(fused, out / "another")
+    other = shutil.copytree(saved, out / "another")
     (out / "notes").mkdir()
     (out / "file").touch()
     assert artifacts_in(saved) == [saved] and artifacts_in(out) == [other, saved]
     assert list(results_in(out)) == ["another", "net"] and list(results_in(saved)) == ["net"]
-    assert results_in(saved)["net"] == files.read_record(saved)["statistics"]
+    assert results_in(saved)["net"] == read_record(saved)["statistics"]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "file", "a\0b"])
@@ -161,12 +135,10 @@ def test_what_the_command_printed_is_read(tmp_path):
         ("", "is damaged"),
         ("[]", "not the output of kfconvert --json"),
         ('{"models": 5}', "not the output of kfconvert --json"),
-        ("[" * 100_000, "nested too deeply|is damaged"),
         ('{"models": NaN}', "NaN is not a JSON number"),
         (results(), "no converted model"),
         (results(result("a", None, "failed")), "no converted model"),
         (results(result("a", made.statistics() | {"sites": [{"pattern": 1}]})), "models.0.statistics.sites"),
-        (results(result("a", made.statistics() | {"total_found": "<b>"})), "models.0.statistics.total_found"),
     ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path, text, message):
