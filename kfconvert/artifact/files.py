@@ -115,7 +115,7 @@ def _original(
     # Without a checksum, a file of this name belongs to another artifact.
     with_buffers = BUFFERS_FILE in record["files"]
     buffers = read_checked(folder, record, BUFFERS_FILE, load_file) if with_buffers else {}
-    made = _architecture(folder, record, tensors, model, trust_source)
+    made = _architecture(folder, record, model, trust_source)
     name = next((name for name, t in chain(made.named_parameters(), made.named_buffers()) if t.is_meta), None)
     if name is not None:
         raise ArtifactError(f"{folder}: the model is on the device meta, where {name} has no data to fill")
@@ -152,11 +152,7 @@ def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.
 
 
 def _architecture(
-    folder: Path,
-    record: dict[str, Any],
-    tensors: dict[str, Tensor],
-    model: nn.Module | type[nn.Module] | None,
-    trust_source: bool,
+    folder: Path, record: dict[str, Any], model: nn.Module | type[nn.Module] | None, trust_source: bool
 ) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
@@ -170,7 +166,7 @@ def _architecture(
     from .. import zoo
 
     try:
-        made = zoo.rebuild(record["recipe"], trust_source, {key: tuple(t.shape) for key, t in tensors.items()})
+        made = zoo.rebuild(record["recipe"], trust_source)
     except zoo.ZooError as error:
         raise ArtifactError(f"{folder}: {error}") from error
     remember_origin(made, folder)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,15 +95,12 @@ def resolve(
     return ZooModel(model, pytree.tree_map_only(torch.Tensor, place, inputs), recipe)
 
 
-def rebuild(
-    recipe: dict[str, Any], trust_source: bool = False, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> nn.Module:
-    """Builds the architecture that a recipe describes, without loading weights. Downloads nothing.
+def rebuild(recipe: dict[str, Any], trust_source: bool = False) -> nn.Module:
+    """Builds the architecture that a recipe describes, without loading weights: parameters may be uninitialized.
+    Downloads nothing.
 
     Args:
         trust_source: run the code that the recipe names, and let its configuration choose files and networks.
-        shapes: shapes of the tensors that will be loaded. They are checked before memory is allocated, and parameters
-            stay uninitialized.
 
     Raises:
         ZooError: the recipe is damaged, needs ``trust_source``, or names a model that the library no longer has.
@@ -121,7 +117,7 @@ def rebuild(
 
             checked = _Configured.model_validate(recipe).model_dump(by_alias=True)
             library: Any = diffusers_models if kind == "diffusers" else huggingface
-            return library.rebuild(checked, trust_source, shapes)
+            return library.rebuild(checked, trust_source)
         if kind == "torchvision":
             from .torchvision_models import rebuild as by_name
         elif kind == "timm":

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-from collections.abc import Mapping
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +12,11 @@ from torch import nn
 
 from .common import ZooError, first_line
 from .synthetic import is_made_alike
-from .untrusted import Undrawn, check_sizes, checked_values
+from .untrusted import Undrawn, checked_values
 
 
-def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[int, ...]] | None) -> nn.Module:
-    """Builds the architecture of a recipe from ``described``, see ``zoo.rebuild``. With ``shapes``, its weights are
-    uninitialized memory."""
+def rebuild(recipe: dict[str, Any], trusted: bool) -> nn.Module:
+    """Builds the architecture of a recipe from ``described``, see ``zoo.rebuild``."""
     class_name, values = recipe["class"], recipe["config"]
     if importlib.util.find_spec("diffusers") is None:
         raise ZooError(f"a {class_name} needs the package diffusers: pip install diffusers")
@@ -29,14 +25,9 @@ def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[in
     model_class: Any = _model_class(class_name)
     if model_class is None:
         raise ZooError(f"diffusers {diffusers.__version__} has no model class {class_name!r}")
-    if not trusted:
-        values = checked_values(_defaults(model_class), values, class_name)
-    build = partial(model_class, **values)
     try:
-        if shapes is not None:
-            check_sizes(build, shapes)
-        with nullcontext() if shapes is None else Undrawn():
-            return build()
+        with Undrawn():
+            return model_class(**(values if trusted else checked_values(values, class_name)))
     except ZooError:
         raise
     except Exception as error:  # model code with unexpected values may raise anything
@@ -55,7 +46,7 @@ def described(model: nn.Module) -> dict[str, Any] | None:
     found: Any = model
     try:
         # A configuration holds more than arguments: notes of diffusers, and what ``__init__`` registers.
-        arguments = _defaults(type(model))
+        arguments = inspect.signature(type(model).__init__).parameters
         config = {name: value for name, value in found.config.items() if name in arguments}
         recipe = {
             "kind": "diffusers",
@@ -64,7 +55,7 @@ def described(model: nn.Module) -> dict[str, Any] | None:
             "diffusers": diffusers.__version__,
         }
         with torch.device("meta"), torch.random.fork_rng(devices=()):
-            again = rebuild(recipe, True, None)
+            again = rebuild(recipe, True)
     except (ZooError, TypeError, ValueError, RuntimeError):  # not JSON, or not buildable without data
         return None
     return recipe if is_made_alike(model, again) else None
@@ -79,10 +70,3 @@ def _model_class(name: str) -> type[Any] | None:
     except (ImportError, RuntimeError):  # a required package is not installed
         return None
     return found if isinstance(found, type) and issubclass(found, diffusers.ModelMixin) else None
-
-
-def _defaults(model_class: type[Any]) -> dict[str, Any]:
-    """The arguments of ``model_class`` with their defaults as JSON values."""
-    parameters = list(inspect.signature(model_class.__init__).parameters.values())[1:]
-    named = (each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
-    return {each.name: list(each.default) if isinstance(each.default, tuple) else each.default for each in named}

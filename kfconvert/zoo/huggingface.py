@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsUnavailable, WeightsWarning, ZooError, ZooModel, first_line, with_weights
 from .huggingface_inputs import example_inputs
 from .synthetic import is_made_alike
-from .untrusted import Undrawn, check_sizes, config_of, generation_config_of
+from .untrusted import Undrawn, config_of, generation_config_of
 
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -79,9 +77,8 @@ def build_folder(path: Path, request: Request) -> ZooModel:
     return _entry(model, {"kind": "folder", "path": str(path.resolve()), "weights": weights}, request)
 
 
-def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[int, ...]] | None) -> nn.Module:
-    """Builds the architecture of a recipe from ``build`` or ``build_folder``, see ``zoo.rebuild``. With ``shapes``, its
-    weights are uninitialized memory."""
+def rebuild(recipe: dict[str, Any], trusted: bool) -> nn.Module:
+    """Builds the architecture of a recipe from ``build`` or ``build_folder``, see ``zoo.rebuild``."""
     values, class_name = dict(recipe["config"]), recipe["class"]
     model_type = values.pop("model_type", None)
     model_class = _model_class(class_name)
@@ -91,12 +88,9 @@ def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[in
     if config_class is None or model_type != config_class.model_type:
         raise ZooError(f"its recipe has a config of type {model_type!r}, which does not match {class_name}")
     config = config_class(**values) if trusted else config_of(config_class, values)
-    build = partial(model_class._from_config, config)
     try:
-        if shapes is not None:
-            check_sizes(build, shapes)
-        with nullcontext() if shapes is None else Undrawn():
-            model = build()
+        with Undrawn():
+            model = model_class._from_config(config)
         if recipe.get("generation") and model.can_generate():
             model.generation_config = generation_config_of(recipe["generation"])
         return model
@@ -116,7 +110,7 @@ def described(model: PreTrainedModel) -> dict[str, Any] | None:
     recipe = _recipe_of(model)
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=()):
-            again: Any = rebuild(json.loads(json.dumps(recipe)), True, None)
+            again: Any = rebuild(json.loads(json.dumps(recipe)), True)
     except (ZooError, TypeError, ValueError, RuntimeError):  # not JSON, or not buildable without data
         return None
     same_attention = again.config._attn_implementation == model.config._attn_implementation

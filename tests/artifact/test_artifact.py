@@ -288,7 +288,7 @@ def test_model_that_was_not_captured_is_saved_and_loaded_unfused(tmp_path):
     ],
 )
 def test_input_descriptions(inputs):
-    spec = json.loads(json.dumps(input_spec.describe(inputs)))
+    spec = json.loads(json.dumps(input_spec.described(inputs)))
     built = input_spec.build(spec)
     (ours, spec_a), (theirs, spec_b) = (torch.utils._pytree.tree_flatten(value) for value in (inputs, built))
     assert spec_a == spec_b
@@ -305,21 +305,19 @@ def test_input_descriptions(inputs):
 def test_integers_of_every_kind_are_described(dtype):
     most = 1 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**63 - 1)
     given = torch.tensor([0, most], dtype=torch.int64).to(dtype)
-    built = input_spec.build(json.loads(json.dumps(input_spec.describe(given))))
+    built = input_spec.build(json.loads(json.dumps(input_spec.described(given))))
     assert built.dtype is dtype and built.shape == given.shape
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_numbers_that_json_lacks_are_described(value):
-    text = json.dumps(input_spec.describe([value]), allow_nan=False)
+    text = json.dumps(input_spec.described([value]), allow_nan=False)
     assert repr(input_spec.build(json.loads(text))) == repr([value])
 
 
 def test_inputs_that_cannot_be_described():
-    with pytest.raises(input_spec.InputSpecError, match="keys that are not strings"):
-        input_spec.describe({1: 2.0})
-    with pytest.raises(input_spec.InputSpecError, match="type object"):
-        input_spec.describe((object(),))
+    assert input_spec.described((object(),)) is None
+    assert input_spec.described((torch.ones(2).to_sparse(),)) is None
 
 
 def test_the_layout_of_the_example_is_kept(tmp_path):

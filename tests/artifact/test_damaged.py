@@ -91,7 +91,6 @@ def test_a_file_that_is_missing_or_replaced_is_one_line(path, name):
         ({"format": None}, "has format None"),
         ({"calls": None}, "is damaged: it is wrong in calls"),
         ({"calls": [{"tensor": {"shape": [1], "dtype": "no"}}]}, "cannot be read"),
-        ({"calls": [{"surprise": 1}]}, "unknown kind"),
     ],
 )
 def test_records_with_checksums_that_fit(path, changes, message):
@@ -171,29 +170,17 @@ def test_every_damage_to_a_record_is_refused_or_loads_right(path, net):
 @pytest.mark.parametrize(
     "spec",
     [
-        {"tensor": {"shape": [2**20, 2**20], "dtype": "float32"}},
-        {"list": [{"tensor": {"shape": [2**15, 2**15], "dtype": "float32"}}] * 3},
         {"tensor": {"shape": [2**62, 2**62], "dtype": "bool"}},
-        {"tensor": {"shape": [10**30, 0], "dtype": "bool"}},
         {"tensor": {"shape": [-1], "dtype": "float32"}},
-        {"tensor": {"shape": [1] * 100, "dtype": "float32"}},
-        {"tensor": {"shape": [1.5], "dtype": "float32"}},
-        {"tensor": {"shape": "ab", "dtype": "float32"}},
         {"tensor": {"shape": [1], "dtype": "load"}},
-        {"tensor": {"shape": [1], "dtype": ["float32"]}},
-        {"tensor": {"shape": [1], "dtype": "qint8"}},
-        {"tensor": {"shape": [1], "dtype": "int64", "low": 5, "high": 4}},
-        {"tensor": {"shape": [1], "dtype": "int64", "low": 0, "high": 2**70}},
         {"tensor": {"shape": [1], "dtype": "int64", "low": "a"}},
         {"tensor": None},
-        {"value": {"x": 1}},
-        {"dict": [1]},
-        {"tuple": {"x": 1}},
+        {"tensor": {"same": 3}},
+        {"output": [["subprocess", "Popen"], {}]},
+        {"cache": [{"class": ["subprocess", "Popen"]}, []]},
         {"list": [], "tuple": []},
         {},
-        [],
         None,
-        5,
     ],
     ids=str,
 )
@@ -201,8 +188,3 @@ def test_descriptions_of_inputs_that_cannot_be_made(spec):
     with pytest.raises(input_spec.InputSpecError) as caught:
         input_spec.build(spec)
     assert "\n" not in str(caught.value)
-
-
-def test_inputs_that_could_not_be_made_again_are_not_described():
-    with pytest.raises(input_spec.InputSpecError, match="more than"):
-        input_spec.describe(torch.empty(2**20, 2**20, device="meta"))

@@ -138,7 +138,7 @@ DAMAGES = [
     ({"reference": "../x:y"}, "cannot be imported: ImportError: it is not the name of a function"),
     ({"reference": "builtins:print"}, "'own_swish' takes any number of arguments"),
     ({"replacement": None}, "has no importable name"),
-    ({"example": {"value": 3}}, "are not arguments of a call"),
+    ({"example": 3}, "are not arguments of a call"),
     ({"example": None}, "cannot be described"),
     ({"numerics": "any"}, "is damaged"),
 ]

@@ -32,7 +32,7 @@ def record():
     """(the statistics of a conversion, its call)"""
     converter = ModelConverter(select="all")
     converter.convert_model(Three().eval(), example_inputs=INPUTS)
-    return converter.conversion_stats, input_spec.describe({"x": INPUTS})
+    return converter.conversion_stats, input_spec.described({"x": INPUTS})
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert fused nothing")

@@ -16,7 +16,7 @@ import kfconvert.conversion.pipeline
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import saving
 from kfconvert.converter import ModelConverter
-from kfconvert.inputs import InputSpecError, Reader, Writer, build, described, taken_apart
+from kfconvert.inputs import Reader, Writer, build, described, taken_apart
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -107,11 +107,3 @@ def test_caches_of_other_classes_are_not_told(caches):
     cache = copy.deepcopy(caches[0])
     cache.layers[0].__class__ = Own
     assert described({"cache": cache}) is None
-
-
-@pytest.mark.parametrize(
-    "kind", [{"class": ["subprocess", "Popen"]}, {"CacheKind": [{"torch": "load"}] * 6}, {"x": 1}, None, []]
-)
-def test_what_is_no_kind_of_cache_is_refused(kind):
-    with pytest.raises(InputSpecError, match="its cache cannot be created"):
-        build({"cache": {"kind": kind, "tensors": []}})
