@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ..json_values import first_fault
 from . import hub, registry
-from .architectures import ALIASES, ARCHITECTURES
+from .architectures import ARCHITECTURES, built_in
 from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
 
 if TYPE_CHECKING:
@@ -211,14 +211,14 @@ def _build(name: str, request: Request) -> ZooModel:
         return callables.build(name, request)
     if torchvision_models.knows(name):
         return torchvision_models.build(name, request)
-    if not huggingface.knows(name) and timm_models.knows(name):
+    if built_in(name) is None and timm_models.knows(name):
         return timm_models.build(name, request)
     _check_hub(name)
     return huggingface.build(name, request)
 
 
 def _check_hub(name: str) -> None:
-    reason = None if ALIASES.get(name, name) in ARCHITECTURES else hub.unknown(name)
+    reason = None if built_in(name) else hub.unknown(name)
     if reason:
         raise ZooError(f"unknown model {name!r}{nearest(name, registry.names())}: {reason}")
 

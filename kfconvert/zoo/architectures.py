@@ -75,24 +75,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai/clip-vit-base-patch32": ("CLIPConfig", {}),
 }
 
-# The hub has the old short names of checkpoints as aliases of these names.
-ALIASES: dict[str, str] = {
-    "google-bert/bert-base-uncased": "bert-base-uncased",
-    "google-bert/bert-base-cased": "bert-base-cased",
-    "google-bert/bert-large-uncased": "bert-large-uncased",
-    "google-bert/bert-large-cased": "bert-large-cased",
-    "google-bert/bert-base-multilingual-cased": "bert-base-multilingual-cased",
-    "FacebookAI/roberta-base": "roberta-base",
-    "FacebookAI/roberta-large": "roberta-large",
-    "FacebookAI/xlm-roberta-base": "xlm-roberta-base",
-    "distilbert/distilbert-base-uncased": "distilbert-base-uncased",
-    "distilbert/distilroberta-base": "distilroberta-base",
-    "distilbert/distilgpt2": "distilgpt2",
-    "albert/albert-base-v2": "albert-base-v2",
-    "openai-community/gpt2": "gpt2",
-    "openai-community/gpt2-medium": "gpt2-medium",
-    "openai-community/gpt2-large": "gpt2-large",
-    "openai-community/gpt2-xl": "gpt2-xl",
-    "google-t5/t5-small": "t5-small",
-    "sentence-transformers/all-minilm-l6-v2": "sentence-transformers/all-MiniLM-L6-v2",
-}
+# The hub puts these organisations before the old short names of checkpoints.
+_ORGANISATIONS = frozenset(("google-bert", "FacebookAI", "distilbert", "albert", "openai-community", "google-t5"))
+
+
+def built_in(name: str) -> str | None:
+    """Returns the key in ``ARCHITECTURES`` of a checkpoint with its old or present name; None if there is none."""
+    organisation, _, short = name.rpartition("/")
+    found = short if organisation in _ORGANISATIONS else name
+    return found if found in ARCHITECTURES else None

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .common import ZooError, first_line
-from .synthetic import is_made_alike
+from .equal_models import is_made_alike
 from .untrusted import Undrawn, checked_values
 
 

@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from . import hub
-from .architectures import ALIASES, ARCHITECTURES
+from .architectures import ARCHITECTURES, built_in
 from .common import Request, WeightsUnavailable, WeightsWarning, ZooError, ZooModel, first_line, with_weights
+from .equal_models import is_made_alike
 from .huggingface_inputs import example_inputs
-from .synthetic import is_made_alike
 from .untrusted import Undrawn, config_of, generation_config_of
 
 _WEIGHT_FILES = (
@@ -39,11 +39,6 @@ _WEIGHT_FILES = (
 def is_one(model: nn.Module) -> bool:
     """Whether ``model`` is a model of transformers."""
     return isinstance(model, PreTrainedModel)
-
-
-def knows(name: str) -> bool:
-    """Whether ``name`` is a built-in architecture or its current name on the hub."""
-    return ALIASES.get(name, name) in ARCHITECTURES
 
 
 def build(name: str, request: Request) -> ZooModel:
@@ -181,8 +176,8 @@ def _pretrained(name: str, of: Callable[[PreTrainedConfig], type[Any]]) -> PreTr
 
 def _config_of(name: str) -> PreTrainedConfig:
     """Loads the configuration: built-in, cached or from the hub, in this order."""
-    if knows(name):
-        config_class, values = ARCHITECTURES[ALIASES.get(name, name)]
+    if (known := built_in(name)) is not None:
+        config_class, values = ARCHITECTURES[known]
         return getattr(transformers, config_class)(**values)
     return _read_config(name, in_cache=hub.cached(name, "config.json"))
 

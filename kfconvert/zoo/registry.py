@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from .architectures import ALIASES, ARCHITECTURES
+from .architectures import ARCHITECTURES
 
 # @register_model, @register_model() or @register_model(name="..."), further decorators, def ...
 _REGISTERED = re.compile(
@@ -49,4 +49,4 @@ def names_of(library: str) -> list[str]:
 
 def names() -> set[str]:
     """Returns names to suggest for an unknown one: of torchvision, timm and the built-in architectures."""
-    return {*ARCHITECTURES, *ALIASES, *names_of("torchvision"), *names_of("timm")}
+    return {*ARCHITECTURES, *names_of("torchvision"), *names_of("timm")}

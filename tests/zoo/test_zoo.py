@@ -15,7 +15,7 @@ from torch import nn
 
 from kfconvert import zoo
 from kfconvert.zoo import hub, huggingface, registry, torchvision_models
-from kfconvert.zoo.architectures import ALIASES, ARCHITECTURES
+from kfconvert.zoo.architectures import ARCHITECTURES, built_in
 from kfconvert.zoo.common import Request
 from kfconvert.zoo.huggingface_inputs import example_inputs, max_positions
 
@@ -115,8 +115,9 @@ def test_built_in_architecture_has_the_published_number_of_parameters(name):
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED_PARAMETERS[name]
 
 
-def test_aliases_lead_to_architectures():
-    assert set(ALIASES.values()) <= set(ARCHITECTURES)
+def test_names_with_an_organisation_of_the_hub():
+    assert built_in("google-bert/bert-base-uncased") == built_in("bert-base-uncased") == "bert-base-uncased"
+    assert built_in("somebody/bert-base-uncased") is built_in("gpt5") is None
 
 
 def test_torchvision_model_without_network_is_random_and_says_so(tmp_path):
@@ -461,7 +462,7 @@ def test_names_read_from_the_sources_are_those_of_the_libraries():
     timm = pytest.importorskip("timm")
     read = registry.names()
     listed = zoo.list_models()
-    assert read == {*listed["torchvision"], *listed["timm"], *listed["transformers"], *ALIASES}
+    assert read == {*listed["torchvision"], *listed["timm"], *listed["transformers"]}
     others = {name for module in ("detection", "quantization") for name in _names_in(module)}
     assert listed["torchvision"] == sorted(set(torchvision.models.list_models()) - others)
     assert listed["timm"] == sorted(timm.list_models())
