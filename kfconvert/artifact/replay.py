@@ -45,21 +45,9 @@ from .graphs import Graphs
 
 # Results of measurements; a replayed model has the numbers of the conversion that measured them.
 _MEASURED = (
-    "accuracy",
-    "memory",
-    "timings",
-    "time_shares",
-    "tuned_for",
-    "generation",
-    "config",
-    "speedup_achieved",
-    "inputs",
-    "example",
-    "parts_left_out",
-    "served",
-    "methods",
-    "not_written",
-)
+    "accuracy", "memory", "timings", "time_shares", "tuned_for", "generation", "config", "speedup_achieved", "inputs",
+    "example", "parts_left_out", "served", "methods", "not_written",
+)  # fmt: skip
 
 
 def replay(
@@ -79,9 +67,7 @@ def replay(
         on_miss: as in ``ModelConverter``.
         graphs: the content of ``graphs.json``, whose graphs need no trace; None if there is none.
     """
-    stages, asked = Stages(), frozenset(statistics.get("asked", ()))
-    recorded = statistics.get("cuda_graphs") or {}
-    config = config_of(statistics)
+    stages, config, recorded = Stages(), config_of(statistics), statistics.get("cuda_graphs") or {}
     with one_at_a_time(), same_generators():
         uninstall(model)
         model = model.to(device).eval()
@@ -90,7 +76,7 @@ def replay(
         whole = known.are_all(bool(statistics.get("generates")))
         # If the model cannot run, there is no state to restore.
         example = calls[0] if calls else statistics.get("example")
-        restore, assigned = (_nothing, None) if whole else _settled(model, device, example)
+        restore, assigned = (lambda: None, None) if whole else _settled(model, device, example)
         with only_assigned(assigned):
             found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
         restore()  # removes state of the traces, which no guard should check
@@ -104,19 +90,17 @@ def replay(
         ledger = replace(model, variants, cuda_graphs, known.codes if whole else None)
         merge_weights(model, variants)
         restore()
-    check_weights = calls_between_checks(statistics.get("check_weights"), device)
-    call, not_written = ExampleCall(), frozenset[str]()
     result = Result(
         model=model,
         device=device,
-        call=call,
+        call=ExampleCall(),
         config=config,
         captures=captures,
         ledger=ledger,
         seconds=stages.seconds,
-        asked=asked,
-        not_written=not_written,
-        check_weights=check_weights,
+        asked=frozenset(statistics.get("asked", ())),
+        not_written=frozenset(),
+        check_weights=calls_between_checks(statistics.get("check_weights"), device),
     )
     hand_over(result, on_miss)
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
@@ -125,12 +109,8 @@ def replay(
 
 
 def config_of(statistics: dict[str, Any]) -> ConversionConfig:
-    """Returns the options of the conversion. Older artifacts do not record them, and could not exclude sites."""
+    """Returns the options of the conversion."""
     return ConversionConfig(**statistics.get("config") or {})
-
-
-def _nothing() -> None:
-    pass
 
 
 def _settled(model: nn.Module, device: torch.device, example: Any) -> tuple[Callable[[], None], set[Attribute] | None]:
@@ -166,7 +146,7 @@ def _captures(
     known: Graphs,
 ) -> Captures:
     """Returns the recorded call forms and parts; ``known`` has the graphs of some of them."""
-    asked, forms, found, again = frozenset(statistics.get("asked", ())), list[Any](), list[Any](), list[Part]()
+    forms, found, again = list[Any](), list[Any](), list[Part]()
     with stages.stage("trace", len(calls) + len(parts)) as advance:
         for number, spec in enumerate(calls):
             stored = known.calls[number] if known.calls else None
@@ -177,29 +157,17 @@ def _captures(
                 found.append(stored[1])
                 advance()
         if statistics.get("generates"):
-            fewest = not EFFORTS[config_of(statistics).effort].other_calls
-            for call, captured in _generation(model, forms[0], found[0], restore, replayed, known, fewest):
+            steps: Any = [(ExampleCall(kwargs=arguments), captured) for arguments, captured in known.generation or ()]
+            if known.generation is None:
+                fewest = not EFFORTS[config_of(statistics).effort].other_calls
+                steps = capture_generation(model, forms[0], found[0], restore, replayed, fewest)
+            for call, captured in steps:
                 forms.append(call)
                 found.append(captured)
         for number, recorded in enumerate(parts):
             again += _part(model, recorded, device, known.parts[number] if known.parts else None)
             advance()
-    return gathered(model, forms, found, again, asked)
-
-
-def _generation(
-    model: nn.Module,
-    call: ExampleCall,
-    first: Any,
-    restore: Callable[[], None],
-    replayed: bool,
-    known: Graphs,
-    fewest: bool,
-) -> list[tuple[ExampleCall, Any]]:
-    """Returns the calls that ``generate`` makes, each with its capture."""
-    if known.generation is None:
-        return capture_generation(model, call, first, restore, replayed, fewest)
-    return [(ExampleCall(kwargs=arguments), captured) for arguments, captured in known.generation]
+    return gathered(model, forms, found, again, frozenset(statistics.get("asked", ())))
 
 
 def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, stored: Any) -> list[Part]:

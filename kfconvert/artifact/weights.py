@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -103,25 +104,19 @@ def _unstorable(key: str, value: Any) -> str | None:
     return None
 
 
-def fill(
-    model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[str, Any]] | None, folder: Path
-) -> None:
+def fill(model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[str, Any]], folder: Path) -> None:
     """Loads ``tensors`` of the artifact in ``folder`` strictly; parameters and buffers get the stored dtypes. For keys
     of one shared tensor in ``model``, one key is enough, as in files from ``save_pretrained``.
 
     Args:
-        metadata: the result of ``state_metadata``; None if the artifact has none, like older artifacts.
+        metadata: the result of ``state_metadata``.
 
     Raises:
         ArtifactError: the tensors do not fit.
     """
-    for slots in (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    ):
-        for key, own in slots:
-            if key not in tensors or own.dtype == tensors[key].dtype:
-                continue
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for key, own in chain(parameters, buffers):
+        if key in tensors and own.dtype != tensors[key].dtype:
             try:
                 own.data = own.data.to(tensors[key].dtype)
             except RuntimeError as error:  # integers for a parameter that requires a gradient
@@ -138,9 +133,8 @@ def fill(
         if stored:
             tensors = dict.fromkeys(keys, tensors[stored[0]]) | tensors
     state = OrderedDict(tensors)
-    if metadata is not None:
-        of_all = {path: _USUAL | metadata.get(path, {}) for path, _ in model.named_modules(remove_duplicate=False)}
-        state._metadata = of_all  # type: ignore[attr-defined]  # as torch stores it
+    of_all = {path: _USUAL | metadata.get(path, {}) for path, _ in model.named_modules(remove_duplicate=False)}
+    state._metadata = of_all  # type: ignore[attr-defined]  # as torch stores it
     try:
         model.load_state_dict(state, strict=True)
     except Exception as error:  # classes may customize loading
