@@ -37,6 +37,8 @@ def stored_graphs(
         parts: the regions of the parts in its record, each with the paths of its modules.
     """
     every: list[Places] = [*((region, [""]) for region in (*calls, *generation)), *parts]
+    if not every:
+        return None
     asked = frozenset[str]().union(*(region.asked for region, _ in every))
     # A call built from the record has other elements, which no trace reads, but also other values of some tensor
     # properties.

@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from .. import folders
+from ..json_values import first_fault
 from .errors import ArtifactError, printable, reading, writing
 from .record import checksum, read_json, read_record, sealed
 from .report_file import report_of
@@ -60,8 +63,10 @@ def results_in(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
     if not os.path.isfile(file):
         return {folder.resolve().name: read_record(folder)["statistics"] for folder in artifacts_in(path)}
     found = read_json(file)
-    with reading(file):
+    try:
         Results.model_validate(found)
+    except ValidationError as error:
+        raise ArtifactError(f"{file} is not the output of kfconvert --json: it {first_fault(error)}") from error
     results = {result["name"]: result["statistics"] for result in found["models"] if result["statistics"]}
     if not results:
         raise ArtifactError(f"{file} contains no converted model")

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import types
 
 import pytest
 import torch
@@ -20,6 +19,11 @@ SIZES = dict(
 )  # fmt: skip
 X = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three"]
+
+
+def converted(model, **options):
+    converter = kfconvert.ModelConverter(select="all", effort="fast", validate_accuracy=False)
+    return converter.convert_model(model, example_inputs=X, **options)
 
 
 def classifier():
@@ -49,8 +53,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fused(checkpoint):
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
-    return small_models.convert(model, example_inputs=X)
+    return converted(transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval())
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +88,14 @@ def test_it_is_loaded_without_the_model_and_saved_again_with_its_tokenizer(fused
 
 def test_half_types_are_those_of_the_configuration(checkpoint, tmp_path):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
-    converter = kfconvert.ModelConverter(select="all", effort="fast", validate_accuracy=False)
-    kfconvert.save(converter.convert_model(model, example_inputs=X, dtype=torch.bfloat16), tmp_path)
+    kfconvert.save(converted(model, dtype=torch.bfloat16), tmp_path)
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert again.dtype is kfconvert.load(tmp_path).dtype is torch.bfloat16
 
 
 def test_how_it_generates_comes_back(tmp_path):
     model = language_model()
-    fused = kfconvert.ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=X)
-    kfconvert.save(fused, tmp_path)
+    kfconvert.save(converted(model), tmp_path)
     for loaded in (kfconvert.load(tmp_path), transformers.AutoModelForCausalLM.from_pretrained(tmp_path)):
         assert loaded.generation_config.max_new_tokens == 5
         assert torch.equal(loaded.generate(X["input_ids"]), model.generate(X["input_ids"]))
@@ -214,8 +215,8 @@ def test_hooks_that_a_class_registers_it_registers_again(monkeypatch, tmp_path):
 def test_a_model_with_a_forward_of_its_own_is_not_made_of_its_configuration(tmp_path):
     model = classifier()
     pooler = model.bert.pooler
-    pooler.forward = types.MethodType(lambda self, x: self.dense(x[:, 0]), pooler)
-    kfconvert.save(small_models.convert(model, example_inputs=X), tmp_path)
+    pooler.forward = lambda x: pooler.dense(x[:, 0])
+    kfconvert.save(converted(model), tmp_path)
     with pytest.raises(ArtifactError, match="does not say how to build its .*: pass model="):
         kfconvert.load(tmp_path)
 

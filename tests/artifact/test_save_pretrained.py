@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support import small_models
 from support.selection import exhaustive
 
 import kfconvert
@@ -31,7 +30,8 @@ def language_model():
 
 @pytest.fixture(scope="module")
 def fused():
-    return small_models.convert(language_model(), example_inputs=X)
+    converter = kfconvert.ModelConverter(select="all", effort="fast", validate_accuracy=False)
+    return converter.convert_model(language_model(), example_inputs=X)
 
 
 def logits(model):

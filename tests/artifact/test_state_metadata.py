@@ -66,6 +66,7 @@ def _negated(self, state, prefix, metadata, *rest):
     nn.Linear._load_from_state_dict(self, state, prefix, metadata, *rest)
 
 
+@pytest.mark.exhaustive
 def test_torchvisions_mnasnet_is_loaded(tmp_path):
     model, x = torchvision.models.mnasnet0_5(), torch.randn(2, 3, 32, 32)
     save(converted(model, x), tmp_path / "a")
