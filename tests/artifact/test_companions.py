@@ -193,7 +193,7 @@ def test_what_a_class_makes_of_its_modules_it_makes_again(make):
 
 
 def test_hooks_that_a_class_registers_it_registers_again(monkeypatch, tmp_path):
-    factors = iter([2.0, 2.0, 2.0, 2.0, 3.0])
+    factors = iter([2.0, 2.0, 2.0, 3.0])
     model_class = transformers.ResNetForImageClassification
     config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic")
     own = model_class.__init__
