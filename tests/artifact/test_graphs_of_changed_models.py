@@ -78,7 +78,7 @@ def assert_loads_as(model, path, x):
         torch.testing.assert_close(loaded(x), type(model).forward(model, x), rtol=1e-5, atol=1e-5)
 
 
-SHARED = ["lists", "dicts", "closures", "defaults", "partial functions"]
+SHARED = ["lists", "dicts", "objects", "namespaces", "closures", "defaults", "partial functions"]
 
 
 def stages_of(swapped=None, shared=None):

@@ -67,15 +67,14 @@ def evidence_of(
     places = _places(model)
     described = functools.partial(_described, places=places)
     lines = [*_process(), *_structure(model, places), *_code(model, state.code)]
-    for name, (_, key, value) in zip(state.attributes.reasons, state.attributes.watch.entries):
-        lines.append(f"{name} | {described(key)} | {described(value)}")
+    lines += [f"{described(key)} | {described(value)}" for _, key, value in state.attributes.watch.entries]
     held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
     for path, name in sorted(slots):
         if name in held.get(path, ()):  # an attribute, which is no parameter or buffer
             lines.append(f"{path}.{name} | {described(held[path][name])}")
-    for name, value, known in state.compared:
+    for _, value, known in state.compared:
         contents = fingerprints([value]) if isinstance(value, Tensor) else known
-        lines.append(f"{name} | {described(value)} | {described(contents)}")
+        lines.append(f"{described(value)} | {described(contents)}")
     return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
 
@@ -120,11 +119,11 @@ def _code(model: nn.Module, code: Code) -> Iterator[str]:
         module = sys.modules.get(name if is_of_project(name) else name.partition(".")[0])
         yield f"{name} {_digest_of(module) if is_of_project(name) else getattr(module, '__version__', '')}"
     yield from (f"{class_name(function)}" for function in code.functions)  # type: ignore[arg-type]
-    for name, (_, key, value) in zip(code.places.reasons, code.places.watch.entries):
+    for _, key, value in code.places.watch.entries:
         if key is not CODE and isinstance(value, _NUMBERS):
-            yield f"{name} {value!r}"
+            yield f"{key} {value!r}"
         elif key is not CODE and isinstance(value, _FUNCTIONS):
-            yield f"{name} {class_name(value)}"  # type: ignore[arg-type]
+            yield f"{key} {class_name(value)}"  # type: ignore[arg-type]
     yield f"{sorted(code.switches.items())}"
 
 
@@ -137,8 +136,8 @@ def _digest_of(module: types.ModuleType | None) -> str:
 
 
 def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0) -> str:
-    """Describe ``value`` identically in every process. Plain objects are described by their class, as their attributes
-    have entries."""
+    """Describe ``value`` identically in every process. Plain objects are described by their class and their number in
+    ``places``, as their attributes have entries."""
     kind = type(value)
     inner = functools.partial(_described, places=places, depth=depth + 1)
     if isinstance(value, Mark):
@@ -154,7 +153,8 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
     if isinstance(value, nn.Module):
         return f"{class_name(kind)} {(places or {}).get(id(value), '')}"
     if is_config_dict(value) or (is_plain_object(value) and not slotted(value)):
-        return str(class_name(kind))
+        place = "" if places is None else places.setdefault(id(value), f"object {len(places)}")
+        return f"{class_name(kind)} {place}"
     if depth < _DEEPEST and isinstance(value, dict):
         return f"{class_name(kind)} {[(inner(key), inner(item)) for key, item in dict.items(value)]}"
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
