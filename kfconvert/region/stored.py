@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 _RECORDS = (*Writer.records, Answer, Guard, TensorGuard, TreeForm)
 _FIELDS = ("inputs", "slots", "constants", "outputs", "reads", "default_device", "lost_gradients", "guard")
 # Annotations of nodes, see ``graph``, that need no conversion.
-_MARKS = ("kfconvert_order", "kfconvert_view", "kfconvert_laid_out", "kfconvert_value")
+_MARKS = ("kfconvert_order", "kfconvert_laid_out", "kfconvert_value")
 _FEW = 64  # maximum number of elements of a stored constant
 
 
