@@ -7,7 +7,6 @@ import fcntl
 import functools
 import hashlib
 import json
-import os
 import platform
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -23,9 +22,8 @@ from ..settings import cache_folder
 from ..version import __version__
 
 # One file has the timings of one environment. An entry takes about 1 KB, so a file stays below some MB; the oldest
-# entries and files are removed first.
+# entries are removed first.
 MOST_ENTRIES = 2000
-MOST_FILES = 32
 
 
 class Remembered:
@@ -80,7 +78,6 @@ class Remembered:
                     json.dumps({"environment": self._environment, "microseconds": dict(latest)}, indent=1)
                 )
                 partial.replace(path)
-                _remove_oldest(folder)
         self._new = {}
 
 
@@ -113,12 +110,6 @@ def _read(path: Path, environment: dict[str, str]) -> dict[str, dict[str, float]
 
 def _key(what: str, candidates: Collection[str]) -> str:
     return f"{what}; {', '.join(candidates)}"
-
-
-def _remove_oldest(folder: Path) -> None:
-    files = sorted(folder.glob("timings-*.json"), key=os.path.getmtime)
-    for path in files[:-MOST_FILES]:
-        path.unlink()
 
 
 def _environment(device: torch.device) -> dict[str, str]:

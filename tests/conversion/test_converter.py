@@ -356,23 +356,6 @@ def test_nothing_fused_says_what_came_closest():
         converter.convert_model(Near(), input_shape=(1, 8))
 
 
-def test_a_model_that_cannot_be_captured_is_left_alone():
-    class DataDependent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return torch.relu(self.linear(x)) if x.sum() > 0 else x
-
-    model, converter = DataDependent(), ModelConverter()
-    with pytest.warns(UserWarning, match="could not be captured"):
-        fused = converter.convert_model(model, input_shape=(2, 4))
-    assert converter.conversion_stats["regions"][0]["captured"] is False and guarded_forward(fused) is None
-    x = torch.randn(3, 4)
-    torch.testing.assert_close(fused(x), model(x))
-
-
 def test_progress_is_reported_in_order():
     stages = []
     ModelConverter(select="all", effort="fast").convert_model(

@@ -109,6 +109,17 @@ def test_the_original_is_given_back_where_no_site_is_found():
     assert_given_back("pooling", model, fused)
 
 
+def test_a_model_of_which_nothing_is_captured_is_given_back():
+    class DataDependent(nn.Module):
+        def forward(self, x):
+            return torch.relu(x) if x.sum() > 0 else x
+
+    converter = ModelConverter(effort="fast")
+    with pytest.warns(UserWarning, match="could not be captured: "):
+        fused = converter.convert_model(DataDependent(), input_shape=(2, 4))
+    assert converter.conversion_stats["regions"][0]["captured"] is False and guarded_forward(fused) is None
+
+
 @pytest.mark.parametrize("name", ["identity", "mlp", "branching"])
 def test_what_is_given_back_can_be_used_as_a_converted_model(name, monkeypatch, tmp_path):
     with_times(monkeypatch)

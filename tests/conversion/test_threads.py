@@ -285,7 +285,7 @@ def conv_net():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()).eval()
 
 
-def test_eight_threads_convert_while_eight_call(tmp_path):
+def test_four_threads_convert_while_four_call(tmp_path):
     kinds = {mlp: (2, 8), conv_net: (1, 3, 10, 10), Visited: (2, 8)}
     models = [(make().eval(), shape) for make, shape in kinds.items()]
     alone = [convert(model, input_shape=shape) for model, shape in models]
@@ -296,20 +296,20 @@ def test_eight_threads_convert_while_eight_call(tmp_path):
     for fused, (model, shape) in zip(alone, models):
         x = torch.randn(3, *shape[1:])
         with torch.no_grad():
-            calls.append((fused, x, model(x)))
+            calls += [(fused, x, model(x)), (model, x, model(x))]
     failures, found, done = [], [], threading.Event()
 
-    def converting(index):
-        which = index % 4
+    def converting(which):
         if which == 3:
-            fused, expected = load(path, model=copy.deepcopy(models[0][0])), sites[0]
+            fused, replaced = load(path, model=copy.deepcopy(models[0][0])), sites[0]
         else:
             model, shape = models[which]
-            fused, expected = convert(model, input_shape=shape), sites[which]
+            fused, replaced = convert(model, input_shape=shape), sites[which]
             assert validate_optimization(model, fused, torch.ones(shape)).passed
             with torch.no_grad():
-                torch.testing.assert_close(export(fused, torch.ones(shape)).module()(calls[which][1]), calls[which][2])
-        found.append(fused.kfconvert_info()["total_replaced"] == expected)
+                _, x, expected = calls[2 * which]
+                torch.testing.assert_close(export(fused, torch.ones(shape)).module()(x), expected)
+        found.append(fused.kfconvert_info()["total_replaced"] == replaced)
 
     def calling(index):
         number = 0
@@ -327,8 +327,8 @@ def test_eight_threads_convert_while_eight_call(tmp_path):
             failures.append(error)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        callers = [threading.Thread(target=guarded, args=(calling, index)) for index in range(8)]
-        converters = [threading.Thread(target=guarded, args=(converting, index)) for index in range(8)]
+        callers = [threading.Thread(target=guarded, args=(calling, index)) for index in range(4)]
+        converters = [threading.Thread(target=guarded, args=(converting, index)) for index in range(4)]
         before, random = process_state(), torch.get_rng_state()
         for thread in callers + converters:
             thread.start()
@@ -339,7 +339,7 @@ def test_eight_threads_convert_while_eight_call(tmp_path):
             thread.join()
         after = process_state()
     assert not failures, failures
-    assert found == [True] * 8
+    assert found == [True] * 4
     assert {key for key in before if before[key] != after[key]} == set() and torch.equal(torch.get_rng_state(), random)
     for fused in alone:
         assert fused.kfconvert_info()["guard"]["misses"] == {}
@@ -366,32 +366,3 @@ def test_exports_and_saves_of_one_model_wait_for_one_another(tmp_path):
     x = torch.ones(3, 8)
     with torch.no_grad():
         torch.testing.assert_close(load(tmp_path / "saved", model=mlp())(x), fused(x))
-
-
-def test_models_that_are_not_converted_are_called_during_conversions():
-    model, x = Visited().eval(), torch.randn(3, 8)
-    expected, wrong, over = model(x).detach(), [], threading.Event()
-
-    def call():
-        while not over.is_set():
-            try:
-                with torch.no_grad():
-                    actual = model(x)
-                if not torch.equal(actual, expected):
-                    wrong.append(actual)
-            except AssertionError as error:
-                wrong.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    fused = []
-    try:
-        for _ in range(3):
-            fused.append(convert(Visited(), input_shape=(3, 8)))
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-    assert all(each.kfconvert_info()["sites"] for each in fused)
