@@ -7,6 +7,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 from collections.abc import Collection, Iterator, Mapping
