@@ -79,7 +79,10 @@ def test_values_and_gradients(device, name, number):
         layout = "strided" if layout in ("misaligned", "mixed") and name in LIBRARY else layout
         with describing(name, number, dtype, layout):
             given, found = compare(name, SAMPLES[name][number], dtype, layout, device)
-    check_fake_kernels(name, given, found, layout)
+    if (
+        name not in LIBRARY or device == "cpu"
+    ):  # on CUDA, PyTorch's attention selects its kernel by more than the layout
+        check_fake_kernels(name, given, found, layout)
 
 
 def check_fake_kernels(name, given, found, layout):

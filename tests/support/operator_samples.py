@@ -517,10 +517,8 @@ SAMPLES: dict[str, list[Call]] = {
             for leading in LEADING
             for keys, scale, causal in ((20, None, True), (24, 0.3, True), (24, None, False))
         ),
-        *(
-            call(*attended((2, 2), **sizes))
-            for sizes in ({"queries": 0}, {"value_width": 12}, {"queries": 1, "keys": 1})
-        ),
+        *(call(*attended((2, 2), **sizes)) for sizes in ({"queries": 0}, {"value_width": 12})),
+        call(*attended((2, 2), queries=1, keys=1), has_gradient=False),
         call(*attended((0, 2))),
         call(*attended((2,), keys=0)),
         call(*attended((2, 3)), -0.5, True),
@@ -613,7 +611,7 @@ SAMPLES: dict[str, list[Call]] = {
             for mask in (t(*shape, learned=shape[-1:] > (1,)), T(shape, kind=torch.bool))
         ),
         *(
-            call(t(4, columns, spread=3.0), scale=0.3, mask=mask)
+            call(t(4, columns, spread=3.0), scale=0.3, mask=mask, factor=2)
             for columns in (15, 200, 1000, 1024, 4096, 9000, 20_001)
             for mask in (T((columns,), kind=torch.bool), t(4, columns))
         ),

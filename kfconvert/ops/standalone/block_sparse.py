@@ -9,7 +9,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ...torch_state import transformed
+from ...torch_state import being_traced, transformed
 from ..declaration import declare
 from ..registration import cast_to_lower, require, require_same_device
 from .attention import check_attention, with_four_dimensions
@@ -123,6 +123,7 @@ def _has_kernel(q, k, v, block_size):
     return (
         q.is_cuda
         and not transformed()
+        and (torch.compiler.is_compiling() or not being_traced())  # compiled code takes no fake tensors
         and q.dtype != torch.float64
         and (_TILE % block_size == 0 or block_size % _TILE == 0)
         and min(q.shape[-2], k.shape[-2]) >= _TILE
