@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
 import os
 import platform
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,37 +62,20 @@ class Remembered:
         self._known[key] = self._new[key] = dict(times)
 
     def save(self) -> None:
-        """Write new timings to the file, and keep those that other processes wrote meanwhile."""
+        """Add new timings to the file. Of processes that write at the same time, the last one wins."""
         if self._path is None or not self._new:
             return
         path, folder = self._path, self._path.parent
         with contextlib.suppress(OSError):  # read-only folder: the next conversion measures again
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder):
-                known = _read(path, self._environment)
-                for what in self._new:
-                    known.pop(what, None)  # the newest entry is last
-                latest = list((known | self._new).items())[-MOST_ENTRIES:]
-                partial = path.with_suffix(".partial")
-                partial.write_text(
-                    json.dumps({"environment": self._environment, "microseconds": dict(latest)}, indent=1)
-                )
-                partial.replace(path)
+            known = _read(path, self._environment)
+            for what in self._new:
+                known.pop(what, None)  # the newest entry is last
+            latest = list((known | self._new).items())[-MOST_ENTRIES:]
+            partial = path.with_suffix(f".{os.getpid()}.partial")
+            partial.write_text(json.dumps({"environment": self._environment, "microseconds": dict(latest)}, indent=1))
+            partial.replace(path)
         self._new = {}
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Context manager that other processes wait for, so that their entries are kept."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a process that was forked meanwhile has the descriptor as well
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
 
 
 class _File(BaseModel, strict=True):

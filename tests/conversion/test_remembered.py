@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import warnings
 
 import pytest
@@ -140,6 +139,12 @@ def test_times_of_other_candidates_than_are_there_are_not_taken(folder, times):
     assert known() is None
 
 
+def test_entries_of_other_conversions_are_kept(folder):
+    for what in ("one", "two"):
+        written(what)
+    assert known("one") == known("two") == TIMES and len(list(folder.iterdir())) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_no_obstacle(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KFCONVERT_CACHE", str(tmp_path / "file" / "kept"))
@@ -168,18 +173,3 @@ def test_the_oldest_entries_go_first(folder, monkeypatch):
     for what in ("one", "two", "three", "one", "four"):
         written(what)
     assert [what for what in ("one", "two", "three", "four") if known(what)] == ["one", "three", "four"]
-
-
-def _write_some(index):
-    for number in range(5):
-        written(f"{index} {number}")
-
-
-def test_processes_that_write_at_the_same_time_keep_what_others_have_written(folder):
-    processes = [multiprocessing.get_context("fork").Process(target=_write_some, args=(index,)) for index in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert all(known(f"{index} {number}") == TIMES for index in range(4) for number in range(5))
-    assert len(list(folder.iterdir())) == 1
