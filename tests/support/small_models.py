@@ -103,7 +103,7 @@ def converted(make: Callable[[], nn.Module]) -> nn.Module:
 
 @cache
 def _converted(make: Callable[[], nn.Module]) -> nn.Module:
-    return convert(make())
+    return convert(make(), effort="fast")
 
 
 def assert_valid(original: nn.Module, converted: nn.Module, inputs=None) -> None:
