@@ -35,7 +35,7 @@ from ..inputs import (
     numbered,
     taken_apart,
 )
-from ..process import ThisThread, one_at_a_time, quiet_thread, shielded
+from ..process import ThisThread, one_at_a_time, quiet_thread, replaced, shielded
 from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import is_transformed
@@ -253,11 +253,8 @@ def _values_asked():
             asked.append(place_now())
         own(self, *args, **kwargs)
 
-    GuardOnDataDependentSymNode.__init__ = noted
-    try:
+    with replaced([(GuardOnDataDependentSymNode, "__init__", noted)]):
         yield
-    finally:
-        GuardOnDataDependentSymNode.__init__ = own
     if asked:
         raise CaptureError(
             "control flow depends on tensor values, and the forward catches the tracer's errors", asked[0]

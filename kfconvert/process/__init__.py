@@ -5,10 +5,10 @@ from .callers import level_outside
 from .collectives import CannotBeAlone, Collective, alone, noted_collectives
 from .garbage import garbage_collected
 from .generators import same_generators
-from .patches import method_over, methods_stand_over, replaced, stood_over
+from .patches import method_over, methods_stand_over, replaced
 from .quiet import quiet_thread
 from .shards import is_one_of_several, shard_of
-from .shield import is_of_trace, libraries, shielded, switched_off
+from .shield import libraries, shielded, switched_off
 from .turns import ThisThread, one_at_a_time
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "ThisThread",
     "alone",
     "garbage_collected",
-    "is_of_trace",
     "is_one_of_several",
     "level_outside",
     "libraries",
@@ -30,6 +29,5 @@ __all__ = [
     "same_generators",
     "shard_of",
     "shielded",
-    "stood_over",
     "switched_off",
 ]

@@ -1,17 +1,16 @@
 """Temporary replacements of attributes and methods that all threads see, while a thread runs a model for a conversion.
 
-Instances keep their class, so code that checks it (``type(x) is C``, ``__eq__`` of a dataclass) is not affected.
+Everything that kfconvert replaces in the process goes through ``replaced`` and ``method_over``, except for c10d kernels
+(``collectives``), handlers of logs (``quiet``), and the code of ``torch.compiler.is_compiling``
+(``capture.compiler_questions``). Instances keep their class, so code that checks it is not affected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any
 
-# The attribute of a replacing function that stores the class's original entry.
-_OVER = "_kfconvert_stands_over"
 _NOTHING = object()
 _count = 0
 
@@ -41,7 +40,6 @@ def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Cal
     global _count
     held = type.__getattribute__(owner, "__dict__")
     over, before = make(type.__getattribute__(owner, name)), held.get(name, _NOTHING)
-    setattr(over, _OVER, before)
     _count += 1
     try:
         type.__setattr__(owner, name, over)  # bypasses the metaclass
@@ -59,10 +57,3 @@ def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Cal
 def methods_stand_over() -> bool:
     """Whether ``method_over`` is active in any thread."""
     return _count > 0
-
-
-def stood_over(value: Any, nothing: Any) -> Any:
-    """Returns the class's original entry for a function from ``method_over``, or ``nothing`` if the class does not
-    define it; ``value`` for all other values."""
-    before = vars(value).get(_OVER, value) if isinstance(value, FunctionType) else value
-    return nothing if before is _NOTHING else before

@@ -27,18 +27,6 @@ def switched_off() -> bool:
     return _before_trace is not None
 
 
-def is_of_trace(value: Any, expected: Any) -> bool:
-    """Whether ``value`` is the replacement of ``expected`` during a trace."""
-    while value is not expected:
-        if isinstance(value, functools.partial) and value.func.__module__ == "torch._export.non_strict_utils":
-            value = value.keywords.get("real_callable")  # the exporter replaces max and min in builtins
-            continue
-        if getattr(value, "__globals__", {}).get("__name__") not in ("torch.fx._symbolic_trace", __name__):
-            return False
-        value = getattr(value, "__wrapped__", None)
-    return True
-
-
 def _libraries_now() -> tuple[bool, bool]:
     return torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
 
