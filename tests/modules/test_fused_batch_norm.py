@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from accuracy import check_strategies
+from support.selection import each_once
 from torch import nn
 
 from kfconvert.modules import FusedBatchNormAct
@@ -23,8 +24,7 @@ def build(dims=2, activation="relu", channels=12, device=None, dtype=None, **opt
     return FusedBatchNormAct(norm, activation, 0.2).eval()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_once(activation=ACTIVATIONS, dtype=DTYPES)
 def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
     module = build(activation=activation, device=device, dtype=dtype)
     names = check_strategies(module, torch.randn(2, 12, 9, 7, device=device, dtype=dtype) * 3)

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from accuracy import check_cuda_graph, check_strategies
+from support.selection import each_once
 from torch import nn
 
 from kfconvert.modules import (
@@ -61,15 +62,13 @@ def check(module, dims=2, size=9, batch=2, residual=True):
     return names
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_once(activation=ACTIVATIONS, dtype=DTYPES)
 def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
     check(build(activation=activation, device=device, dtype=dtype, padding=1, bias=False))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+@each_once(
+    options=[
         dict(stride=2, padding=1),
         dict(dilation=2, padding="same"),
         dict(kernel=2, padding="same"),
@@ -85,9 +84,8 @@ def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, dev
         dict(bn=False, bias=False),
         dict(affine=False, bias=False, eps=1e-3),
     ],
-    ids=str,
+    dims=[1, 2, 3],
 )
-@pytest.mark.parametrize("dims", [1, 2, 3])
 def test_kinds_of_convolution(dims, options, device):
     module = build(dims, device=device, **options)
     check(module, dims)
@@ -97,11 +95,11 @@ def test_kinds_of_convolution(dims, options, device):
         torch.testing.assert_close(module.reference(x), y.relu())
 
 
-@pytest.mark.parametrize(
-    "options", [dict(), dict(stride=2, bias=False), dict(bn=False), dict(groups=2), dict(padding=1)], ids=str
+@each_once(
+    options=[dict(), dict(stride=2, bias=False), dict(bn=False), dict(groups=2), dict(padding=1)],
+    channels_last=[False, True],
+    dims=[2, 1, 3],
 )
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("dims", [1, 2, 3])
 def test_an_image_of_one_pixel(dims, channels_last, options, device):
     module = build(dims, kernel=1, activation="silu", device=device, **options)
     module.channels_last = channels_last

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from accuracy import check_strategies
+from support.selection import each_once
 from torch import nn
 
 from kfconvert.modules import FusedGroupNorm
@@ -15,8 +16,7 @@ def build(activation="silu", device=None, dtype=None, affine=True):
     return FusedGroupNorm(norm, activation, 0.2).eval()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu", "leaky_relu"])
+@each_once(activation=["none", "relu", "silu", "gelu", "leaky_relu"], dtype=DTYPES)
 def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
     x = torch.randn(2, 16, 9, 8, device=device, dtype=dtype)
     assert "kernel" in check_strategies(build(activation, device, dtype), x)

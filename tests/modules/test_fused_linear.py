@@ -2,6 +2,7 @@ import pytest
 import torch
 from accuracy import check_strategies, exact
 from support.accuracy import assert_as_accurate
+from support.selection import each_once, pairwise
 from torch import nn
 
 from kfconvert.modules import (
@@ -17,17 +18,18 @@ from kfconvert.ops import ACTIVATIONS
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_once(activation=ACTIVATIONS, dtype=DTYPES)
 def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
     module = FusedLinear(96, 160, activation=activation, negative_slope=0.2, device=device, dtype=dtype)
     check_strategies(module, torch.randn(3, 11, 96, device=device, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu_tanh", "gelu"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(3, 11, 96), (96,), (0, 96)], ids=str)
+@pairwise(
+    dtype=[torch.float16, torch.bfloat16],
+    activation=["none", "relu", "gelu_tanh", "gelu"],
+    bias=[True, False],
+    shape=[(3, 11, 96), (96,), (0, 96)],
+)
 def test_rows_that_tensor_cores_cannot_write(activation, bias, shape, dtype, device):
     module = FusedLinear(96, 161, bias=bias, activation=activation, device=device, dtype=dtype)
     x = torch.randn(shape, device=device, dtype=dtype)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from accuracy import check_strategies
+from support.selection import each_once
 from torch import nn
 
 from kfconvert.modules import (
@@ -21,8 +22,7 @@ def randomise(module):
     return module
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@each_once(activation=["none", "relu", "gelu", "gelu_tanh", "silu"], dtype=DTYPES)
 def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
     module = randomise(FusedLayerNorm(96, activation=activation, device=device, dtype=dtype))
     check_strategies(module, torch.randn(5, 7, 96, device=device, dtype=dtype) * 3 + 1)

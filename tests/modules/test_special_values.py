@@ -3,7 +3,7 @@
 import pytest
 import torch
 from accuracy import check_special_values
-from support.selection import each_once
+from support.selection import each_once, pairwise
 from torch import nn
 
 from kfconvert.modules import FusedAddLayerNorm, FusedAddRMSNorm, FusedConvBN, FusedLayerNorm, FusedLinear, FusedRMSNorm
@@ -49,8 +49,7 @@ def test_convolution(activation, kind, device):
         check_special_values(module, x, residual, expected=expected)
 
 
-@pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_once(activation=ACTIVATIONS, with_residual=[False, True])
 def test_each_value_goes_through_a_convolution(activation, with_residual, device):
     # A depthwise 1x1 convolution: whatever its epilogue meets, its neighbours do not.
     module = convolution(2, activation, device, (16, 16), kernel_size=1, groups=16)
@@ -71,8 +70,7 @@ def test_slopes(slope, device):
     check_special_values(FusedLinear(64, 32, activation="leaky_relu", negative_slope=slope, device=device), rows)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_once(activation=ACTIVATIONS, bias=[False, True])
 def test_linear(activation, bias, device):
     module = FusedLinear(64, 32, bias, activation, 0.2, device=device)
     packed = ["onednn"] if device.type == "cpu" and torch.backends.mkldnn.is_available() else []
@@ -82,10 +80,13 @@ def test_linear(activation, bias, device):
         check_special_values(module, x, expected=expected)
 
 
-@pytest.mark.parametrize(("norm", "add_norm"), [(FusedLayerNorm, FusedAddLayerNorm), (FusedRMSNorm, FusedAddRMSNorm)])
-@pytest.mark.parametrize("shape", [96, 1000])
-@pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
-def test_norm(activation, shape, norm, add_norm, device):
+@pairwise(
+    activation=NORM_ACTIVATIONS,
+    shape=[96, 1000],
+    kinds=[(FusedLayerNorm, FusedAddLayerNorm), (FusedRMSNorm, FusedAddRMSNorm)],
+)
+def test_norm(activation, shape, kinds, device):
+    norm, add_norm = kinds
     x, residual = torch.randn(2, 9, shape, device=device)
     x[[1, 3, 5], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
     check_special_values(norm(shape, activation=activation, device=device), x)

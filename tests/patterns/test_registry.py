@@ -61,26 +61,26 @@ def traced(case):
     return model, region, find(region.graph, REGISTRY)
 
 
-def findings(case):
-    return traced(case)[-1]
-
-
-def test_names_are_unique():
+def test_names_are_unique_and_each_pattern_has_a_case_that_matches():
     counts = Counter(pattern.name for pattern in REGISTRY)
     assert not [name for name, count in counts.items() if count > 1]
-
-
-@pytest.mark.parametrize("pattern", REGISTRY, ids=lambda pattern: pattern.name)
-def test_has_a_case_that_matches(pattern):
-    assert any(case.count > 0 for case in pattern.cases)
+    assert not [pattern.name for pattern in REGISTRY if not any(case.count for case in pattern.cases)]
 
 
 @pytest.mark.parametrize("pattern, case", CASES)
-def test_case_matches_as_often_as_it_says(pattern, case):
-    found = findings(case)
+def test_case(pattern, case):
+    """It matches as often as it says, and fused modules in the graph compute what the original does."""
+    model, region, found = traced(case)
     assert sum(match.pattern is pattern for match in found.matches) == case.count
     if case.reason is not None:
         assert any(case.reason in miss.reason for miss in found.near_misses), found.near_misses
+    live = LiveTensors(model, region)
+    sites = [Site(match, match.pattern.build(match, live.tensor), "") for match in found.matches]
+    program = rewrite(region, sites, live)
+    inputs = case.inputs()
+    with torch.no_grad():
+        actual, expected = program.run(tree_leaves(inputs)), tree_leaves(model(*inputs))
+    torch.testing.assert_close(list(actual), expected, equal_nan=True)
 
 
 # What a pattern may capture -> whether results show that this value was taken for the one that most models have.
@@ -104,7 +104,7 @@ def test_settings_are_tried_beside_their_usual_values():
     """So the cases notice a fused module that takes one of them for granted."""
     tried = {}
     for pattern in REGISTRY:
-        matches = [match for case in pattern.cases if case.count for match in findings(case).matches]
+        matches = [match for case in pattern.cases if case.count for match in traced(case)[-1].matches]
         matches = [member for match in matches if match.pattern is pattern for member in match.members or (match,)]
         for captures in (match.captures for match in matches):
             for name in captures.keys() & UNUSUAL.keys():
@@ -113,18 +113,6 @@ def test_settings_are_tried_beside_their_usual_values():
     assert len(tried) > 20
     usual = [place for place, unusual in tried.items() if not unusual]
     assert usual == [], "no matching case has an unusual value of this capture: add one, or rename the capture"
-
-
-@pytest.mark.parametrize("case", [pytest.param(case.values[1], id=case.id) for case in MATCHING])
-def test_fused_modules_in_the_graph_compute_what_the_original_does(case):
-    model, region, found = traced(case)
-    live = LiveTensors(model, region)
-    sites = [Site(match, match.pattern.build(match, live.tensor), "") for match in found.matches]
-    program = rewrite(region, sites, live)
-    inputs = case.inputs()
-    with torch.no_grad():
-        actual, expected = program.run(tree_leaves(inputs)), tree_leaves(model(*inputs))
-    torch.testing.assert_close(list(actual), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("pattern, case", exhaustive_but_for_the_first(MATCHING))
