@@ -70,7 +70,6 @@ def image(size=32):
 # name -> (model, its configuration, inputs, how many sites)
 MODELS = {
     "bert": (hf.BertModel, hf.BertConfig(**SEQUENCE), tokens, 1),
-    "roberta": (hf.RobertaModel, hf.RobertaConfig(**SEQUENCE), tokens, 1),
     "gpt2": (
         hf.GPT2Model,
         hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=32),
@@ -89,20 +88,6 @@ MODELS = {
         lambda: tokens(decoder_input_ids=ids(), use_cache=False),
         3,
     ),
-    "opt": (
-        hf.OPTModel,
-        hf.OPTConfig(
-            vocab_size=64,
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            ffn_dim=64,
-            max_position_embeddings=32,
-            word_embed_proj_dim=32,
-        ),
-        lambda: tokens(use_cache=False),
-        1,
-    ),
     "bloom": (
         hf.BloomModel,
         hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4),
@@ -110,12 +95,6 @@ MODELS = {
         1,
     ),
     "llama": (hf.LlamaModel, hf.LlamaConfig(**SEQUENCE, num_key_value_heads=2), lambda: tokens(use_cache=False), 1),
-    "falcon": (
-        hf.FalconModel,
-        hf.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4),
-        lambda: tokens(use_cache=False),
-        1,
-    ),
     "gpt_neo": (
         hf.GPTNeoModel,
         hf.GPTNeoConfig(vocab_size=64, hidden_size=32, num_layers=1, num_heads=4, attention_types=[[["global"], 1]]),
@@ -140,26 +119,6 @@ MODELS = {
         ),
         lambda: {"input_features": torch.randn(2, 8, 32), "decoder_input_ids": ids(), "use_cache": False},
         3,
-    ),
-    "wav2vec2": (
-        hf.Wav2Vec2Model,
-        hf.Wav2Vec2Config(
-            **SIZES,
-            conv_dim=(32, 32),
-            conv_stride=(5, 2),
-            conv_kernel=(10, 3),
-            num_conv_pos_embeddings=16,
-            num_conv_pos_embedding_groups=2,
-        ),
-        lambda: {"input_values": torch.randn(2, 800)},
-        1,
-    ),
-    "vit": (hf.ViTModel, hf.ViTConfig(**IMAGE), image, 1),
-    "clip": (
-        hf.CLIPModel,
-        hf.CLIPConfig(text_config={**SEQUENCE, "eos_token_id": 2}, vision_config=IMAGE, projection_dim=16),
-        lambda: {**tokens(), **image()},
-        2,
     ),
     "beit": (hf.BeitModel, hf.BeitConfig(**IMAGE, use_relative_position_bias=True), image, 1),
     "swin": (

@@ -396,24 +396,6 @@ def test_a_module_may_be_the_replacement_and_stays_in_its_mode():
     assert module.training
 
 
-class Kernel:
-    """An object that cannot be copied."""
-
-    def __call__(self, x):
-        return own.swish_replacement(x)
-
-    def __deepcopy__(self, memo):
-        raise TypeError("no copies")
-
-
-def test_copies_of_a_model_share_the_replacement():
-    with registered(own.swish, Kernel(), X, name="own_swish"):
-        copied = copy.deepcopy(check_fused(Net(own.swish), "own_swish", X))
-    with torch.no_grad():
-        copied(X)
-    assert copied.kfconvert_info()["guard"]["misses"] == {}
-
-
 def test_tensors_are_broadcast_only_where_they_are_in_the_example():
     def reference(x, y):
         return x * torch.sigmoid(1.7 * y)
@@ -445,21 +427,6 @@ def test_integers_may_be_arguments():
         assert stats["accuracy"]["passed"]
 
 
-def test_images_are_found_in_either_layout():
-    class Image(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-
-        def forward(self, x):
-            return own.swish(self.norm(self.conv(x)))
-
-    x = torch.randn(2, 3, 8, 8)
-    with registered(own.swish, own.swish_replacement, torch.randn(2, 3, 4, 4), name="own_swish"):
-        converted = check_fused(model := Image(), "own_swish", x)
-        assert converted(x).stride() == model(x).stride()
-
-
 def test_it_is_found_in_parts_of_a_model_that_cannot_be_captured():
     class Outer(nn.Module):
         def __init__(self):
@@ -476,21 +443,6 @@ def test_it_is_found_in_parts_of_a_model_that_cannot_be_captured():
         assert {site["region"] for site in stats["sites"]} == {"inner"}
         with torch.no_grad():
             torch.testing.assert_close(converted(X), model(X))
-
-
-def test_it_is_in_the_report_and_explained():
-    from rich.console import Console
-
-    from kfconvert.report import render
-
-    with registered(own.swish, own.swish_replacement, X, name="own_swish"):
-        converter = ModelConverter(select="all")
-        converter.convert_model(Net(own.swish).eval(), example_inputs=X)
-        assert "own_swish: fits (replacement)" in str(converter.explain())
-        console = Console(width=200)
-        with console.capture() as captured:
-            console.print(render("net", converter.conversion_stats))
-        assert "own_swish" in captured.get()
 
 
 def test_times_of_it_are_not_kept_for_other_processes(tmp_path, monkeypatch):
