@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from ..graph import Aliases, aliased_arguments, aten, is_to_memory_format, is_weight
+from ..graph import LAYOUT_READERS, Aliases, aliased_arguments, aten, is_to_memory_format, is_weight
 
 # Operators with contiguous results for any arguments.
 _ALWAYS_CONTIGUOUS = {
     aten.addmm.default, aten.bmm.default, aten.embedding.default, aten.layer_norm.default, aten.linear.default,
     aten.matmul.default, aten.mm.default,
 }  # fmt: skip
-# Operators that raise an error for, or read other values from, another layout.
-_LAYOUT_READERS = {aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default, aten.view_as_real.default}
-
-
 # Methods that return the tensor itself if no conversion is needed.
 _CONVERSIONS = {Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.cpu, Tensor.cuda}
 
@@ -86,7 +82,7 @@ def _shows(node: fx.Node) -> bool:
     """Whether the layout of ``node`` may affect an output or a stride-dependent operator."""
     return _reaches(
         node,
-        lambda user: user.op == "output" or user.target in _LAYOUT_READERS,
+        lambda user: user.op == "output" or user.target in LAYOUT_READERS,
         lambda user: user.target not in _ALWAYS_CONTIGUOUS,
     )
 

@@ -15,9 +15,10 @@ from .nodes import communicates, draws, has_effect, is_of_module, is_parameter, 
 from .sizes import fixed_size, spell_sizes
 from .sources import at, blame, definition, location, mark_location, place_now
 from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, roots, unify
-from .views_or_copies import is_to_memory_format, written_by_layout
+from .views_or_copies import LAYOUT_READERS, is_to_memory_format, written_by_layout
 
 __all__ = [
+    "LAYOUT_READERS",
     "Aliases",
     "AnyNumber",
     "Either",

@@ -13,8 +13,11 @@ from .trees import arguments, aten
 
 # Operators that return a view if the strides of the argument allow it, else a copy.
 _RESHAPES = (aten.reshape, aten.reshape_as, aten.flatten, aten.ravel)
-# Operators that return a view of elements that depend on strides.
-_OF_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default)
+# Operators that read other values from another layout, or raise an error for it.
+LAYOUT_READERS = {
+    aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default, aten.view.dtype,
+    aten.view_as_complex.default, aten.view_as_real.default,
+}  # fmt: skip
 
 
 def written_by_layout(graph: fx.Graph) -> list[fx.Node]:
@@ -32,7 +35,7 @@ def _shares_by_layout(node: fx.Node) -> bool:
         before, after = (each.meta["val"] for each in (node.args[0], node))
         is_same = before.dtype is after.dtype and before.device == after.device and not _given(node, "copy")
         return is_same and is_to_memory_format(node)
-    return packet is aten.contiguous or node.target in _OF_MEMORY
+    return packet is aten.contiguous or node.target in LAYOUT_READERS
 
 
 def is_to_memory_format(node: fx.Node) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from ..canonical import settled_layouts, unsettled
 from ..graph import (
+    LAYOUT_READERS,
     Aliases,
     aliased_arguments,
     arguments,
@@ -209,16 +210,6 @@ def _made(members: list[fx.Node], computed: set[fx.Node]) -> list[fx.Node]:
     return [member for member in members if members[0] in member.args]
 
 
-# Operators that depend on the memory layout: the order of random draws, or whether they raise.
-_OF_MEMORY = (
-    aten.view_as_complex.default,
-    aten.view.dtype,
-    aten.as_strided.default,
-    aten.as_strided_copy.default,
-    aten.as_strided_scatter.default,
-)
-
-
 def _readers_behind(graph: fx.Graph, sites: list[Site], as_fused: set[fx.Node], written: list[fx.Node]) -> set[fx.Node]:
     """Layout-dependent operators, and operators that are ``written`` through. They must have an argument in
     ``as_fused`` (layout of fused modules) or be in a fused module. All other operators read the original layout for any
@@ -260,7 +251,7 @@ def _keep_layout_of_arguments(
 
 
 def _reads_layout(node: fx.Node) -> bool:
-    return node.target in _OF_MEMORY or (node.op == "call_function" and draws(node))
+    return node.target in LAYOUT_READERS or (node.op == "call_function" and draws(node))
 
 
 def _base(node: fx.Node) -> fx.Node:

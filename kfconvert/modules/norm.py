@@ -6,7 +6,7 @@ from torch import nn
 
 from ..ops.activations import apply_activation
 from ..ops.fused.layer_norm_act import layer_norm_act
-from .base import gelu_name, held, require_plain
+from .base import gelu_name, held
 from .norm_base import AddsResidual, FusedNorm
 
 
@@ -53,18 +53,6 @@ class FusedLayerNorm(FusedNorm):
         floats, ValueError for shapes that do not match. ``options``: ``return_sum`` if the class has it.
         """
         return cls._of_tensors(normalized_shape, eps, activation, options, weight=weight, bias=bias)
-
-    @classmethod
-    def from_layer_norm(cls, layer_norm: nn.LayerNorm, activation: str | None = None, **options) -> "FusedLayerNorm":
-        """Creates a module that shares the parameters of an ``nn.LayerNorm``.
-
-        Raises TypeError for other modules, ValueError for parametrised and weight-normalised modules.
-        """
-        require_plain(layer_norm, (nn.LayerNorm,), "an nn.LayerNorm")
-        module = cls.from_tensors(
-            layer_norm.normalized_shape, layer_norm.weight, layer_norm.bias, layer_norm.eps, activation, **options
-        )
-        return module.train(layer_norm.training)
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
         return layer_norm_act(
