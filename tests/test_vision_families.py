@@ -59,6 +59,7 @@ def test_torchvision(name):
 # Small models of the families' own classes; their stochastic depth is gone in eval.
 
 
+@pytest.mark.exhaustive
 def test_timm_convnext():
     convnext = pytest.importorskip("timm.models.convnext")
     model = convnext.ConvNeXt(depths=(1, 1, 2, 1), dims=(16, 24, 32, 48), drop_path_rate=0.5)
