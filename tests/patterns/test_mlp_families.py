@@ -97,7 +97,7 @@ def test_a_layer_that_gates_itself_is_computed_once():
     assert_follows(fused, model, (torch.randn(2, HIDDEN),), torch.float32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *exhaustive(torch.bfloat16)], ids=str)
 def test_attention_of_bert(dtype):
     make = hugging_face("bert", "BertModel", "BertConfig", num_hidden_layers=2, num_attention_heads=4, vocab_size=99)
     model, ids = make().eval().to(dtype), torch.randint(99, (2, 9))
