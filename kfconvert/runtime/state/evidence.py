@@ -28,7 +28,7 @@ from .code_state import Code, Codes
 from .fingerprint import fingerprints
 from .hooks import global_hook, has_hooks
 from .model_state import ModelState
-from .references import is_config_dict, is_plain_object, slotted
+from .references import OF_CONVERSION, OfConversion, configurations, is_config_dict, is_plain_object, slotted
 from .watch import CODE, Mark
 
 _NUMBERS = (bool, int, float, complex, str, type(None))
@@ -61,8 +61,6 @@ def evidence_of(
     Raises:
         NoEvidence: hooks, modes, code without a file, or values of unknown kinds.
     """
-    if any("__dict__" in (read if isinstance(read, tuple) else (read,)) for read in reads):
-        raise NoEvidence("its code goes through all attributes of an object")
     state = ModelState(model, reads, slots, looks=looks, codes=codes)
     places = _places(model)
     described = functools.partial(_described, places=places)
@@ -72,6 +70,11 @@ def evidence_of(
     for path, name in sorted(slots):
         if name in held.get(path, ()):  # an attribute, which is no parameter or buffer
             lines.append(f"{path}.{name} | {described(held[path][name])}")
+    for each in (*model.modules(), *configurations(model)):
+        # The code may go through all attributes, in their order.
+        if (type(each), "__dict__") in reads or ("__dict__" in reads and not isinstance(each, nn.Module)):
+            names = [name for name, value in vars(each).items() if not isinstance(value, OfConversion)]
+            lines.append(f"{class_name(type(each))} {[name for name in names if name not in OF_CONVERSION]}")
     for _, value, known in state.compared:
         contents = fingerprints([value]) if isinstance(value, Tensor) else known
         lines.append(f"{described(value)} | {described(contents)}")
