@@ -34,31 +34,6 @@ def check_operator(operator, reference, *args, factor=1.5, **kwargs):
     return got
 
 
-def gradients(function, inputs, weights):
-    """The gradients of sum(outputs * weights) with respect to ``inputs``."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    outputs = as_tuple(function(*leaves))
-    total = sum((y * w.to(y.dtype)).double().sum() for y, w in zip(outputs, weights, strict=True))
-    return torch.autograd.grad(total, leaves)
-
-
-def check_gradients(operator, reference, inputs, weights, factor=1.5, activation=None):
-    """The criterion of :func:`check_operator` for the gradients of every input, on their root-mean-square
-    error.
-
-    A gradient is a chain of roundings, and which of two equally good chains has the larger worst element is
-    chance: the largest error may be 3 times that of plain ATen.
-    """
-    # ATen's gradients of these round 1/6 to float32 even in float64: there they are no measure of the truth.
-    rough = activation in ("hardsigmoid", "hardswish") and inputs[0].dtype == torch.float64
-    slack = 1e-7 if rough else 0.0
-    mine = gradients(operator, inputs, weights)
-    theirs = gradients(reference, inputs, weights)
-    truth = gradients(reference, [x.double() for x in inputs], [w.double() for w in weights])
-    for got, aten, exact in zip(mine, theirs, truth, strict=True):
-        assert_as_accurate(got, aten, exact, (2 * factor, factor), slack)
-
-
 def assert_one_graph(function, inputs):
     """torch.compile traces ``function`` once for all ``inputs``, of different sizes, and changes no result."""
     graphs = []

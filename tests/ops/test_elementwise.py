@@ -3,26 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DTYPES, check_gradients, check_operator
+from helpers import DTYPES
 from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.kernels import reference
 from kfconvert.kernels.reference import scale_shift_act as scale_shift
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_mish_scale_by_a_number(device, dtype):
-    for x in (torch.randn(5, 70, device=device).to(dtype), torch.randn(2, 3, 4, device=device).to(dtype).mT):
-        for scale in (0.5, 0.1, 3, -2.7):
-            check_operator(ops.mish_scale, reference.mish_scale, x, scale)
-            check_gradients(
-                lambda x: ops.mish_scale(x, scale),
-                lambda x: reference.mish_scale(x, scale),
-                [x],
-                [torch.randn_like(x)],
-            )
-
 
 OPERATORS = torch.ops.kfconvert
 

@@ -352,6 +352,7 @@ SOFTMAX = [
 
 SAMPLES: dict[str, list[Call]] = {
     **ELEMENTWISE,
+    "mish_scale": [*ELEMENTWISE["mish_scale"], *(call(t(5, 70), scale) for scale in (0.5, 0.1, 3, -2.7))],
     "act_mul": [
         *(call(t(5, 7, 40, spread=3), t(5, 7, 40, spread=3), act, 0.2) for act in ACT),
         *(call(t(*shape), t(*other), "gelu") for shape, other in PAIRS),
