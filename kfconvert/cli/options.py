@@ -45,6 +45,14 @@ def _device(text: str) -> str:
     return text
 
 
+def _memory(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB)", text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is neither a share such as 5% nor a size such as 64MiB")
+    number, unit = float(match[1]), match[2]
+    return number / 100 if unit == "%" else int(number * 1024 ** ("B", "KiB", "MiB", "GiB").index(unit))
+
+
 def _integers(text: str, what: str) -> tuple[int, ...]:
     if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", text):
         raise click.BadParameter(f"{text!r} is not {what}")
@@ -249,6 +257,12 @@ CONVERT = (
         help="Relative error below which a site always passes.",
     ),
     _CUDA_GRAPHS,
+    click.option(
+        "--max-extra-memory",
+        type=_memory,
+        metavar="SIZE",
+        help="Memory limit for tensors derived from weights: 64MiB, or 5% of the weights.  [default: no limit]",
+    ),
     _EFFORT,
     click.option(
         "--tune-for",

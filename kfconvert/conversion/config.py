@@ -47,6 +47,9 @@ class ConversionConfig(BaseModel):
             Each combination of input sizes that recurs gets a recording. "auto" does so if it is faster for the
             example.
         max_recordings: maximum number of such recordings of each program, 16 by default.
+        max_extra_memory: maximum memory of derived (folded and packed) weights in all programs together, as measured
+            with the example. An int is bytes, a float a share of the memory of weights and buffers. Sites with the
+            smallest gain are dropped until the limit holds. None for no limit.
         new_tokens: for a model with ``generate``, the number of tokens to time before and after, from the prompt of
             the example; 0 for no timing. By default, 4 to 32 tokens, as time allows.
         effort: "full" or "fast". "fast" captures only calls like the example, and ``generate()`` of one prompt
@@ -74,6 +77,9 @@ class ConversionConfig(BaseModel):
     check_weights: int | None = Field(None, ge=0, description="a number of calls, 0 for never")
     cuda_graphs: bool | Literal["auto"] = Field("auto", description="True, False or 'auto'")
     max_recordings: int = Field(MOST_RECORDINGS, ge=1, description="a number of recordings, at least 1")
+    max_extra_memory: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0)] | None = Field(
+        None, description="bytes as an int or a share as a float, at least 0"
+    )
     new_tokens: int | None = Field(None, ge=0, description="a number of tokens, 0 for no timing of generate")
     effort: Literal["fast", "full"] = Field("full", description="'fast' or 'full'")
     include: _Names | None = Field(None, description="a list of names of patterns")

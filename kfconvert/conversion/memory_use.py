@@ -10,12 +10,16 @@ import torch
 from ..profiling import Allocation, allocation, bytes_of
 from ..runtime import originals
 from .captures import Captures
+from .memory_bound import allowed_bytes
 from .preparation import Prepared
 from .stages import Stages
 
 
-def memory(prepared: Prepared, captures: Captures, stages: Stages) -> dict[str, Any]:
-    """Returns bytes for ``conversion_stats``. The converted model has its programs, which have not run yet."""
+def memory(prepared: Prepared, captures: Captures, stages: Stages, bound: float | None) -> dict[str, Any]:
+    """Returns bytes for ``conversion_stats``. The converted model has its programs, which have not run yet.
+
+    ``bound``: the limit of derived weights, see ``ModelConverter``.
+    """
     model, own = prepared.model, prepared.call.copied()
 
     def converted() -> Any:
@@ -37,5 +41,6 @@ def memory(prepared: Prepared, captures: Captures, stages: Stages) -> dict[str, 
     return {
         "weights": bytes_of([*model.parameters(), *model.buffers()]),
         "derived": first.kept if first else None,
+        "allowed": None if bound is None else allowed_bytes(model, bound),
         "peak": {"original": before.peak if before else None, "converted": after.peak if after else None},
     }

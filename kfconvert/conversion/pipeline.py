@@ -16,6 +16,7 @@ from .control import FilterFn, controlled, with_chosen
 from .decision_log import log_decisions
 from .effort import EFFORTS
 from .layouts import Layouts
+from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .preparation import Prepared, Request, prepare
 from .result import Result
@@ -72,6 +73,10 @@ def _stats_of_converted(
         layouts.select(stages)
         variants = programs(captures, stages, replayed)
         verdict = validate(prepared, captures, layouts, threshold, stages)
+        bound = config.max_extra_memory
+        while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
+            variants = programs(captures, stages, replayed)
+            verdict = validate(prepared, captures, layouts, threshold, stages)
         if verdict.reverted:
             variants = {}
         elif verdict.dropped:
@@ -81,7 +86,7 @@ def _stats_of_converted(
         prepared.keep_original()
         graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
-        taken = memory(prepared, captures, stages)
+        taken = memory(prepared, captures, stages, bound)
         graphs.enabled = recorded
         timings = time(prepared, captures, ledger, config, stages, effort.timing)
         slower = timings.slower() if timed and timings is not None else None

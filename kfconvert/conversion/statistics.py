@@ -181,9 +181,10 @@ def _activation(activation: UnmatchedActivation, region: str) -> dict[str, str |
 
 def _memory(result: Result) -> dict[str, Any] | None:
     """Returns bytes, measured with the example: ``weights`` (parameters and buffers, shared memory counted once),
-    ``derived`` (additional memory of the converted model, such as folded and packed weights), ``recordings`` (CUDA
-    graphs) and ``peak``. ``peak``, {"original", "converted"}, is the maximum that a launched forward allocates in
-    addition, including its outputs. None if it was not measured, or nothing was fused."""
+    ``derived`` (additional memory of the converted model, such as folded and packed weights), ``allowed`` (the limit
+    ``max_extra_memory``, or None), ``recordings`` (CUDA graphs) and ``peak``. ``peak``, {"original", "converted"}, is
+    the maximum that a launched forward allocates in addition, including its outputs. None if it was not measured, or
+    nothing was fused."""
     if result.memory is None:
         return None
     kept = {"derived": 0} if result.reverted else {}

@@ -109,6 +109,8 @@ def memory_line(stats: dict[str, Any]) -> str:
     for name in ("derived", "recordings"):
         if memory[name]:
             parts.append(f"{name} {bytes_text(memory[name])} ({100 * memory[name] / max(1, memory['weights']):.0f} %)")
+    if memory.get("allowed") is not None:
+        parts.append(f"{bytes_text(memory['allowed'])} may be derived")
     peak = memory["peak"]
     if peak["original"] is not None and peak["converted"] is not None:
         parts.append(f"peak of a forward {bytes_text(peak['original'])} -> {bytes_text(peak['converted'])}")

@@ -152,6 +152,7 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
         (["--models", "resnet18", "--tune-for", "1,x"], ["'1,x' is not a shape"]),
         (["--models", "resnet18", "--tune-for", "1,3:0"], ["the weight '0' is not a number above 0"]),
+        (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
         (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
         (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
         (["--models", "cli_models:net", "--accuracy-threshold", "nan"], ["accuracy_threshold must be a number"]),

@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import kfconvert
+from kfconvert.conversion.selector import Decision, Selector
 from kfconvert.report.table import memory_line
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,8 +26,8 @@ class Scale(nn.Module):
         return x * self.factor
 
 
-def statistics(model, example):
-    converter = kfconvert.ModelConverter(select="all", effort="fast", validate_accuracy=False)
+def statistics(model, example, **options):
+    converter = kfconvert.ModelConverter(select="all", effort="fast", validate_accuracy=False, **options)
     converter.convert_model(model, example_inputs=example)
     return converter.conversion_stats
 
@@ -57,6 +58,7 @@ def test_nothing_is_measured_where_nothing_was_fused_or_another_profiler_runs():
     assert plain["memory"] == {
         "weights": 32,
         "derived": None,
+        "allowed": None,
         "recordings": 0,
         "peak": {"original": None, "converted": None},
     }
@@ -66,10 +68,76 @@ def test_nothing_is_measured_where_nothing_was_fused_or_another_profiler_runs():
     assert memory_line({"memory": profiled}).startswith("weights") and memory_line({}) == ""
 
 
+def is_dropped(site):
+    return (site["reason"] or "").startswith("max_extra_memory: its derived weights take")
+
+
+@pytest.mark.parametrize("limit", [2000, 0.5])
+def test_what_is_derived_is_bounded(limit, tmp_path):
+    example, model = torch.randn(4, 3, 12, 12), small_models.cnn()
+    unbounded = statistics(model, example)["memory"]["derived"]
+    converter = kfconvert.ModelConverter(select="all", effort="fast", max_extra_memory=limit)
+    fused = converter.convert_model(model, example_inputs=example)
+    memory = converter.conversion_stats["memory"]
+    assert memory["allowed"] == (limit if isinstance(limit, int) else int(limit * memory["weights"]))
+    assert 0 <= memory["derived"] <= memory["allowed"] and "may be derived" in memory_line(converter.conversion_stats)
+    dropped = [s for s in converter.conversion_stats["sites"] if is_dropped(s)]
+    assert bool(dropped) == (memory["allowed"] < unbounded)
+    assert converter.conversion_stats["accuracy"]["passed"]
+    with torch.no_grad():
+        torch.testing.assert_close(fused(example), model(example), rtol=1e-4, atol=1e-5)
+    again = kfconvert.load(kfconvert.save(fused, tmp_path / "saved"), model=small_models.cnn())
+    assert again.kfconvert_info()["total_replaced"] == converter.conversion_stats["total_replaced"]
+
+
+def test_sites_that_gain_least_are_dropped_first_where_they_make_room(monkeypatch):
+    def bounded(limit):
+        gains = iter(range(100))
+
+        def decide(self, tried, operators):
+            return Decision(next(iter(tried.plans)), None, 10.0 + next(gains), 10.0)
+
+        monkeypatch.setattr(Selector, "_decision", decide)
+        stats = statistics(small_models.cnn(), torch.randn(4, 3, 12, 12), max_extra_memory=limit)
+        return [s["module"] for s in stats["sites"] if is_dropped(s)], stats["memory"]["derived"]
+
+    # How large packed weights are is the CPU's matter.
+    dropped, everything = bounded(2**40)
+    assert not dropped
+    dropped, of_conv2 = bounded(everything - 1)
+    assert dropped == ["conv1"] and of_conv2 > everything - of_conv2 > 0
+    assert bounded(of_conv2 - 1) == (["conv2"], everything - of_conv2)
+    assert bounded(everything - of_conv2 - 1) == (["conv1", "conv2"], 0)
+
+
+@pytest.mark.exhaustive
+def test_all_programs_together_are_bounded():
+    model, ids = small_models.bert(), {"input_ids": torch.arange(3, 17).reshape(2, 7)}
+    everything = statistics(model, ids)
+    merged = statistics(model, ids, max_extra_memory=0)
+    biases = 2 * 3 * 32 * 4  # of query, key and value, below each other
+    assert everything["memory"]["derived"] == biases and merged["memory"]["derived"] == 0
+    one = statistics(model, ids, max_extra_memory=biases)
+    assert one["total_replaced"] == everything["total_replaced"] and one["memory"]["derived"] == biases
+    first = [s for s in one["part_sites"] if is_dropped(s)]
+    assert first, "the other forms and parts keep biases of their own"
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan")])
+def test_bounds_that_are_none(limit):
+    with pytest.raises(kfconvert.ConversionError, match="max_extra_memory must be bytes as an int or a share"):
+        kfconvert.ModelConverter(max_extra_memory=limit)
+
+
 def test_a_layer_that_has_no_shape_yet_does_not_count():
     model = Scale()
     model.unused = nn.LazyLinear(3)
     assert statistics(model, torch.randn(2, 8))["memory"]["weights"] == 32
+
+
+def test_a_bound_that_cannot_be_measured_is_an_error():
+    with torch.autograd.profiler.profile(), pytest.raises(kfconvert.ConversionError, match="cannot be measured on cpu"):
+        statistics(small_models.cnn(), torch.randn(4, 3, 12, 12), max_extra_memory=0.5)
 
 
 def test_a_loaded_model_carries_the_numbers_of_its_conversion(tmp_path):

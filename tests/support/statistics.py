@@ -80,7 +80,7 @@ def statistics(layers: int = 3) -> dict:
         "config": {"select": "measured", "effort": "full", "exclude": ["conv*"], "cuda_graphs": "auto"},
         "inputs": "input_ids=int64[1, 64]",
         "cuda_graphs": {"enabled": True, "max_recordings": 16, "recordings": 1, "bytes": 2**21, "refused": {}},
-        "memory": {"weights": 3 * 2**20, "derived": 2**20, "recordings": 2**21,
+        "memory": {"weights": 3 * 2**20, "derived": 2**20, "allowed": 2**21, "recordings": 2**21,
                    "peak": {"original": 360448, "converted": 197504}},
         "not_written": [],
         "layout": "contiguous",
