@@ -68,6 +68,7 @@ def replay(
         graphs: the content of ``graphs.json``, whose graphs need no trace; None if there is none.
     """
     stages, config, recorded = Stages(), config_of(statistics), statistics.get("cuda_graphs") or {}
+    most, static_outputs = recorded.get("max_recordings", MOST_RECORDINGS), recorded.get("static_outputs", False)
     with one_at_a_time(), same_generators():
         uninstall(model)
         model = model.to(device).eval()
@@ -83,7 +84,7 @@ def replay(
         captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
-        cuda_graphs = CudaGraphs(type(model).__name__, recorded.get("max_recordings", MOST_RECORDINGS))
+        cuda_graphs = CudaGraphs(type(model).__name__, most, static_outputs)
         cuda_graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
         unfused = cuda_graphs.enabled and statistics.get("replays_unfused", True)
         variants = programs(captures, stages, unfused)

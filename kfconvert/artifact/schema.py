@@ -59,6 +59,7 @@ class _OwnPattern(_Part):
 class _CudaGraphs(_Part):
     enabled: bool = False
     max_recordings: int = Field(0, ge=0)
+    static_outputs: bool = False
 
 
 class _Statistics(_Part):

@@ -47,6 +47,8 @@ class ConversionConfig(BaseModel):
             Each combination of input sizes that recurs gets a recording. "auto" does so if it is faster for the
             example.
         max_recordings: maximum number of such recordings of each program, 16 by default.
+        static_outputs: return the outputs of a replay in the recording's memory, which saves a copy. They are valid
+            until the next call with inputs of the same sizes. Each recording then has separate memory.
         max_extra_memory: maximum memory of derived (folded and packed) weights in all programs together, as measured
             with the example. An int is bytes, a float a share of the memory of weights and buffers. Sites with the
             smallest gain are dropped until the limit holds. None for no limit.
@@ -77,6 +79,7 @@ class ConversionConfig(BaseModel):
     check_weights: int | None = Field(None, ge=0, description="a number of calls, 0 for never")
     cuda_graphs: bool | Literal["auto"] = Field("auto", description="True, False or 'auto'")
     max_recordings: int = Field(MOST_RECORDINGS, ge=1, description="a number of recordings, at least 1")
+    static_outputs: bool = Field(False, description="True or False")
     max_extra_memory: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0)] | None = Field(
         None, description="bytes as an int or a share as a float, at least 0"
     )

@@ -84,7 +84,7 @@ def _stats_of_converted(
         else:  # other timings may give a valid result, so later conversions may try again
             selector.remembered.save()
         prepared.keep_original()
-        graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings)
+        graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
         taken = memory(prepared, captures, stages, bound)
         graphs.enabled = recorded

@@ -399,6 +399,7 @@ def test_nothing_is_recorded_on_the_cpu():
     nothing = {
         "enabled": False,
         "max_recordings": 16,
+        "static_outputs": False,
         "recordings": 0,
         "bytes": 0,
         "replayed": 0,

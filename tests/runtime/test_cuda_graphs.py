@@ -648,6 +648,42 @@ def test_what_is_derived_within_a_capture_is_not_kept(name):
 
 
 @torch.no_grad()
+def test_static_outputs_are_those_of_the_recording():
+    original, fused = converted(static_outputs=True)
+    x = inputs()
+    first = fused(x)
+    kept = first.clone()
+    torch.testing.assert_close(kept, original(x), atol=1e-4, rtol=1e-4)
+    second = fused(-x)
+    assert second.data_ptr() == first.data_ptr() and torch.equal(first, second) and not torch.equal(first, kept)
+    other = [fused(inputs(9)) for _ in range(3)][-1]  # another recording, with memory of its own
+    torch.testing.assert_close(second, original(-x), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(other, original(inputs(9)), atol=1e-4, rtol=1e-4)
+    assert fused.kfconvert_info()["cuda_graphs"]["static_outputs"]
+
+
+class Twice(nn.Module):
+    """Values decide, so that the part is captured on its own; it runs twice in a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Net()
+
+    def forward(self, x):
+        first = self.part(x)
+        return first if first.abs().max() > 1e9 else first - self.part(-x)
+
+
+@torch.no_grad()
+def test_outputs_of_parts_are_never_static():
+    original, fused = converted(Twice(), static_outputs=True)
+    for index in range(4):
+        x = inputs(seed=index)
+        torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+    assert fused.kfconvert_info()["cuda_graphs"]["replayed"] > 2
+
+
+@torch.no_grad()
 def test_arguments_at_another_address_in_each_call():
     original, fused = converted()
     held = [torch.randn(4 * 64 + 8, device="cuda") for _ in range(8)]

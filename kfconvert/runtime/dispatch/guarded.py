@@ -200,7 +200,7 @@ class GuardedForward:
         """Return the flat outputs of the program of ``variant``. Raises Fallback where it cannot serve the call."""
         try:
             if not torch.is_grad_enabled():
-                return variant.flat(leaves, self.graphs, ahead)
+                return variant.flat(leaves, self.graphs, bool(self.path), ahead)
             places = self.state.parameter_places
             parameters: list[torch.Tensor] = [t for store, key in places if (t := store.get(key)) is not None]
             if needs_gradient(parameters, leaves):
@@ -208,7 +208,7 @@ class GuardedForward:
             if self.state.asks_for_gradients:
                 # For example torch.is_grad_enabled(), which may be true without such tensors.
                 raise Fallback(f"the code reads {self.state.asks_for_gradients} in grad mode")
-            return variant.flat(leaves, self.graphs, ahead)
+            return variant.flat(leaves, self.graphs, bool(self.path), ahead)
         except Fallback:
             if self.frozen is not None:
                 self.frozen.check()  # a change may be the cause

@@ -76,10 +76,11 @@ class CudaGraphs:
     Args:
         model_name: the name for the warning.
         most: the maximum number of recordings for each program, one for each combination of input sizes.
+        static_outputs: whether the model returns the recording's own outputs, which its next replay overwrites.
     """
 
-    def __init__(self, model_name: str, most: int = MOST_RECORDINGS):
-        self.model_name, self.most = model_name, most
+    def __init__(self, model_name: str, most: int = MOST_RECORDINGS, static_outputs: bool = False):
+        self.model_name, self.most, self.static_outputs = model_name, most, static_outputs
         self.enabled = False
         self._pools: dict[torch.device, Pool] = {}
         self._calls: WeakSet[_Calls] = WeakSet()
@@ -103,11 +104,12 @@ class CudaGraphs:
             return None
         return Ahead(recording, recording.replay(leaves))
 
-    def run(self, program: Program, leaves: list[Any], ahead: Ahead | None = None) -> tuple[Any, ...]:
+    def run(self, program: Program, leaves: list[Any], is_part: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
         """Return the flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
 
         Args:
             program: draws no random numbers.
+            is_part: whether the model's code receives the outputs, and may run the part again and use both results.
             ahead: the result of ``launch_ahead`` for the same call.
         """
         device = _device(leaves) if self.enabled else None
@@ -133,19 +135,20 @@ class CudaGraphs:
         outputs = program.computed(plans, leaves)
         if self._is_wanted(calls, key) and _one.acquire(blocking=False):
             try:
-                self._record(program, plans, key, leaves, outputs, device)
+                self._record(program, plans, key, leaves, outputs, device, self.static_outputs and not is_part)
             finally:
                 _one.release()
         return outputs
 
     def info(self) -> dict[str, Any]:
-        """``enabled`` and ``max_recordings`` as set; the number of ``recordings`` and their ``bytes``; how many calls
-        since the conversion were ``replayed``, and how many were ``launched`` kernel by kernel; ``refused``: the number
-        of calls that could not be recorded, by reason, also in the conversion."""
+        """``enabled``, ``max_recordings`` and ``static_outputs`` as set; the number of ``recordings`` and their
+        ``bytes``; how many calls since the conversion were ``replayed``, and how many were ``launched`` kernel by
+        kernel; ``refused``: the number of calls that could not be recorded, by reason, also in the conversion."""
         recordings = [recording for calls in list(self._calls) for recording in list(calls.recordings.values())]
         return {
             "enabled": self.enabled,
             "max_recordings": self.most,
+            "static_outputs": self.static_outputs,
             "recordings": len(recordings),
             "bytes": sum(recording.bytes for recording in recordings),
             "replayed": self.replays,
@@ -201,6 +204,7 @@ class CudaGraphs:
         leaves: list[Any],
         outputs: tuple[Any, ...],
         device: torch.device,
+        static: bool,
     ) -> None:
         """Record the call that returned ``outputs``."""
         calls: _Calls = plans.recordings
@@ -208,11 +212,11 @@ class CudaGraphs:
             least = min(calls.recordings, key=lambda kind: calls.recordings[kind].calls)
             del calls.recordings[least]
             calls.last = None
-        pool = self._pools.get(device)
+        pool = Pool(device) if static else self._pools.get(device)
         if pool is None:
             pool = self._pools[device] = Pool(device)
         try:
-            recording = Recording(partial(program.computed, plans), leaves, program.read_by_code(), pool)
+            recording = Recording(partial(program.computed, plans), leaves, program.read_by_code(), pool, static)
             is_alike = partial(is_close, tolerances=_TOLERANCES)
             if not all(map(is_alike, outputs, recording.replay(leaves))):
                 raise Unrecordable("a replay's outputs differ from the recorded call's")
@@ -240,12 +244,12 @@ class CudaGraphs:
         self.refused[reason] += 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CudaGraphs:
-        duplicate = CudaGraphs(self.model_name, self.most)
+        duplicate = CudaGraphs(self.model_name, self.most, self.static_outputs)
         duplicate.enabled = self.enabled
         return duplicate
 
     def __reduce__(self):
-        return CudaGraphs, (self.model_name, self.most)
+        return CudaGraphs, (self.model_name, self.most, self.static_outputs)
 
 
 def _device(leaves: list[Any]) -> torch.device | None:

@@ -99,18 +99,28 @@ class Recording:
         leaves: the flat inputs.
         weights: the other tensors that ``call`` reads, including any that it returns.
         pool: where the memory of the recording comes from.
+        static_outputs: whether :meth:`replay` returns the tensors that the recording writes, which the next replay of
+            any recording in ``pool`` overwrites.
 
     Raises:
         Unrecordable: an output shares memory, or the CUDA graph could not be created.
         torch.OutOfMemoryError: there is not enough memory.
     """
 
-    def __init__(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], pool: Pool):
+    def __init__(
+        self,
+        call: Call,
+        leaves: list[Any],
+        weights: Sequence[Tensor],
+        pool: Pool,
+        static_outputs: bool = False,
+    ):
         # Numbers in host memory become part of the recording.
         numbers = [tensor for tensor in weights if tensor.device.type == "cpu"]
         if any(tensor.device != pool.device for tensor in weights if tensor.device.type != "cpu"):
             raise Unrecordable("a tensor of the model and the inputs are on different devices")
         self.calls = 0  # counted by the owner
+        self._static_outputs = static_outputs
         self._pool, self._weights = pool, Unchanged(weights, written=True)
         self._numbers, self._unwritten = numbers, Unchanged(numbers)
         before = torch.cuda.memory_reserved(pool.device)
@@ -123,13 +133,14 @@ class Recording:
     def _record(self, call: Call, leaves: list[Any], weights: Sequence[Tensor]) -> None:
         """The inputs and outputs of the recording are in the memory of the pool, which only other recordings use, even
         if this one is deleted during a replay. Their tensors are released after the capture, as each replay writes them
-        before it reads them."""
+        before it reads them; static outputs stay."""
         with _capture(self._pool) as graph:
             static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
             self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
             self._kinds, written = _kinds_of(call(static), static, weights)
-            self._outputs = [_Output(graph, value) for value in written]
+            self._written = written if self._static_outputs else []
+            self._outputs = [] if self._static_outputs else [_Output(graph, value) for value in written]
         self._graph = graph
 
     def is_current(self) -> bool:
@@ -141,8 +152,8 @@ class Recording:
         return self._weights.holds_for(weights)
 
     def replay(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """Return the flat outputs for the flat inputs ``leaves``, as new tensors. The leaves must not require gradients
-        that the caller needs."""
+        """Return the flat outputs for the flat inputs ``leaves``, as new tensors unless they are static. The leaves
+        must not require gradients that the caller needs."""
 
         def launch(stream: int) -> list[Tensor]:
             for index, copy in self._inputs:
@@ -151,7 +162,7 @@ class Recording:
             self._graph.replay(stream)
             for output, target in zip(self._outputs, found):
                 output.write(target)
-            return found
+            return self._written if self._static_outputs else found
 
         found = iter(self._pool.in_turn(launch))
         return tuple(

@@ -80,6 +80,7 @@ class Variant:
         self,
         leaves: list[Any],
         graphs: CudaGraphs | None = None,
+        is_part: bool = False,
         ahead: Ahead | None = None,
     ) -> tuple[Any, ...]:
         """Return the flat outputs, from a recording of ``graphs`` where there is one. Raises Fallback where the
@@ -88,7 +89,7 @@ class Variant:
         try:
             if graphs is None or not self.is_recorded:
                 return self.program.run(leaves)
-            return graphs.run(self.program, leaves, ahead)
+            return graphs.run(self.program, leaves, is_part, ahead)
         except Exception as error:
             leave_to_original(error, self.region, drawn)
             raise
