@@ -21,7 +21,7 @@ from ..conversion import first_line
 from ..inputs import ExampleCall, InputError, example_call
 from ..process import one_at_a_time, shielded
 from ..region import Guard, Region
-from ..runtime import ELEMENTS, GuardedForward, Variant, guarded_forward
+from ..runtime import GuardedForward, Variant, guarded_forward
 from .errors import ArtifactError, writing
 
 # Functions of sizes in SymPy's notation.
@@ -117,8 +117,8 @@ def _unexportable(variant: Variant) -> str | None:
         return "it takes or returns a key-value cache"
     if region.has_effects:
         return "it writes to its arguments, or asserts conditions on their values"
-    if region.asked - {ELEMENTS}:
-        return f"its code asks for {', '.join(sorted(region.asked))} of tensors"
+    if region.asked:
+        return f"its outputs depend on {' and on '.join(sorted(region.asked))} of tensors"
     if region.communicates or region.shards:
         return "it reads shards of distributed parameters, or waits for other ranks"
     if any(fact is not True for _, _, fact in variant.strides):

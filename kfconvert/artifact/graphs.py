@@ -17,7 +17,7 @@ from ..capture import Capture, recaptured, unfit_tensor
 from ..conversion import first_line
 from ..inputs import CallForm, ClassName, Unstorable, build, class_name
 from ..region import Region, made_region, stored_graph
-from ..runtime import ELEMENTS, Codes, NoEvidence, configurations, evidence_of, guarded_forward
+from ..runtime import Codes, NoEvidence, configurations, evidence_of, guarded_forward
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,17 +39,14 @@ def stored_graphs(
     every: list[Places] = [*((region, [""]) for region in (*calls, *generation)), *parts]
     if not every:
         return None
-    asked = frozenset[str]().union(*(region.asked for region, _ in every))
-    # A call built from the record has other elements, which no trace reads, but also other values of some tensor
-    # properties.
-    if asked - {ELEMENTS} or any(region.is_read_by_layout for region, _ in every) or not _is_as_converted(model):
+    # A call built from the record has other values of these properties.
+    if any(region.asked or region.is_read_by_layout for region, _ in every) or not _is_as_converted(model):
         return None
     classes = _classes(model)
     stored = {id(region): _stored(model, torch.device(device), region, paths, classes) for region, paths in every}
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
-    looks = ELEMENTS in asked
     try:
-        evidence = _evidence(model, usable, looks, None)
+        evidence = _evidence(model, usable, None)
     except NoEvidence as reason:
         _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
         return None
@@ -58,7 +55,6 @@ def stored_graphs(
     steps = [stored[id(region)] for region in generation]
     return {
         "device": device,
-        "looks": looks,
         "evidence": evidence,
         "calls": [stored[id(region)] for region in calls],
         "generation": None if not steps or None in steps else steps,
@@ -97,7 +93,7 @@ def _made(
     return arguments, recaptured(module, path, region, form.leaves((), arguments))
 
 
-def _evidence(model: nn.Module, places: Iterable[Places], looks: bool, codes: Codes | None) -> str:
+def _evidence(model: nn.Module, places: Iterable[Places], codes: Codes | None) -> str:
     """Returns the digest of everything that traces of these regions depend on. Raises NoEvidence."""
     reads = frozenset(read for region, _ in places for read in region.reads)
     slots = {
@@ -106,7 +102,7 @@ def _evidence(model: nn.Module, places: Iterable[Places], looks: bool, codes: Co
         for path in paths
         for inner, name in region.slots.values()
     }
-    return evidence_of(model, reads, slots, looks, codes)
+    return evidence_of(model, reads, slots, codes)
 
 
 def _is_as_converted(model: nn.Module) -> bool:
@@ -162,7 +158,7 @@ class Graphs:
 
         calls, parts = list(map(made, stored["calls"])), list(map(made, stored["parts"]))
         generation = None if stored["generation"] is None else list(map(made, stored["generation"]))
-        if _evidence(model, places, stored["looks"], self.codes) != stored["evidence"]:
+        if _evidence(model, places, self.codes) != stored["evidence"]:
             raise Unstorable("the model, its code or the libraries changed after it was saved")
         self.calls, self.parts, self.generation = calls, parts, generation
 

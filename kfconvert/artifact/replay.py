@@ -11,14 +11,11 @@ import torch
 from torch import nn
 
 from ..capture import (
-    Attribute,
     Part,
-    assigned_in,
     capture,
     capture_forms,
     capture_generation,
     groups,
-    only_assigned,
 )
 from ..conversion import (
     EFFORTS,
@@ -35,6 +32,7 @@ from ..conversion import (
     log_decisions,
     match,
     merge_weights,
+    note_layouts,
     programs,
     replace,
 )
@@ -77,9 +75,8 @@ def replay(
         whole = known.are_all(bool(statistics.get("generates")))
         # If the model cannot run, there is no state to restore.
         example = calls[0] if calls else statistics.get("example")
-        restore, assigned = (lambda: None, None) if whole else _settled(model, device, example)
-        with only_assigned(assigned):
-            found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
+        restore = (lambda: None) if whole else _settled(model, device, example)
+        found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
         restore()  # removes state of the traces, which no guard should check
         captures = controlled(found, config, model)
         match(captures, stages)
@@ -99,7 +96,6 @@ def replay(
         captures=captures,
         ledger=ledger,
         seconds=stages.seconds,
-        asked=frozenset(statistics.get("asked", ())),
         not_written=frozenset(),
         check_weights=calls_between_checks(statistics.get("check_weights"), device),
     )
@@ -114,25 +110,21 @@ def config_of(statistics: dict[str, Any]) -> ConversionConfig:
     return ConversionConfig(**statistics.get("config") or {})
 
 
-def _settled(model: nn.Module, device: torch.device, example: Any) -> tuple[Callable[[], None], set[Attribute] | None]:
-    """Returns a function that restores the state of ``model`` after its first call, and the attributes that a later
-    call assigns, None if unknown. As in a conversion, the first call uses real tensors: otherwise a trace would store
-    its tensors without data, for example in a global table.
+def _settled(model: nn.Module, device: torch.device, example: Any) -> Callable[[], None]:
+    """Returns a function that restores the state of ``model`` after its first call. As in a conversion, the first call
+    uses real tensors: otherwise a trace would store its tensors without data, for example in a global table.
 
     Args:
         example: the model's inputs in the format of ``inputs.described``; None if they are not recorded.
     """
-    own_state, assigned = OwnState(model), None
+    own_state = OwnState(model)
     if example is not None:
         inputs = build(example, device)
         call = ExampleCall(kwargs=inputs) if isinstance(inputs, dict) else ExampleCall(inputs)
         with suppress(Exception), torch.no_grad():  # a changed model may not accept them
             model(*call.args, **call.kwargs)
-            own_state.settled(model)
-            assigned = assigned_in(model, call)
-        if assigned is None:
-            own_state.settled(model)
-    return own_state.restore, assigned
+    own_state.settled()
+    return own_state.restore
 
 
 def _captures(
@@ -168,7 +160,9 @@ def _captures(
         for number, recorded in enumerate(parts):
             again += _part(model, recorded, device, known.parts[number] if known.parts else None)
             advance()
-    return gathered(model, forms, found, again, frozenset(statistics.get("asked", ())))
+        if not known.parts:
+            note_layouts(model, again, forms[:1])
+    return gathered(model, forms, found, again)
 
 
 def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, stored: Any) -> list[Part]:

@@ -71,7 +71,6 @@ class _Statistics(_Part):
     own_patterns: list[_OwnPattern] = []
     check_weights: int | None = Field(None, ge=0)
     cuda_graphs: _CudaGraphs | None = None
-    asked: list[str] = []
     generates: bool = False
     config: ConversionConfig | None = None
     example: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,8 @@ from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall, taken_apart
 from ..region import CaptureError
-from ..runtime import OF_COMPILERS, UNKNOWN, unsteady
 from .captured import Capture, capture, unforeseen
-from .compiler_questions import AskedForCompilers
 from .deadline import Budget
-from .own_writes import Change
 from .submodule_calls import attribute_of, opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
@@ -41,25 +38,15 @@ def capture_forms(
     return found
 
 
-def refused_in_every_form(
-    model: nn.Module, counting: dict[nn.Module, Change], outputs: Any, asked: Collection[str]
-) -> CaptureError | None:
+def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outputs: Any) -> CaptureError | None:
     """Return the reason why no form of ``model`` can be captured, as far as it is known before a trace.
 
     Args:
-        counting: modules that change an attribute, each with the change.
+        counting: modules that no graph may replace, each with the reason.
         outputs: the outputs of the model for its example call.
-        asked: the tensor properties that its code reads, see ``tensor_facts``.
     """
-    if UNKNOWN in asked:
-        return CaptureError("it raises an error under a TorchFunctionMode, as a forward with torch.cond does")
-    name = unsteady(asked)
-    if name in OF_COMPILERS:
-        return AskedForCompilers(name)
-    if name is not None:
-        return CaptureError(f"the model's code reads {name} of a tensor, which differs between calls")
     if model in counting:
-        return counting[model].error()
+        return CaptureError(counting[model])
     if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
         return CaptureError("it turns inference mode on, which its outputs show")
     attribute = attribute_of(outputs)

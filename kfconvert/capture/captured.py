@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook, remedy
-from .assignments import assignments_checked
+from .argument_trials import asked_for
 from .deadline import Budget
 from .lost_gradients import lost_gradients
 from .tracer import is_final, trace
@@ -28,15 +28,14 @@ from .trial_runs import (
     admit_same_tensors,
     admit_sizes_of_one,
     check_collectives,
+    check_other_sizes,
     check_outputs,
     draws_as_told,
     draws_untold,
     ignore_use_cache,
     note_orders,
-    returns_held,
     take_constants,
     trial,
-    writes_arguments,
 )
 
 LAST_PATIENCE = 4
@@ -80,7 +79,8 @@ class Capture:
             channels_last = any(map(_is_channels_last, self.leaves))
             variant = Variant(self.region, program, program.memory_formats(self.leaves) if channels_last else ())
             variant.strides = program.strides(self.leaves)
-            variant.facts = variant.facts_of(self.leaves)
+            with torch.no_grad():
+                variant.facts = variant.facts_of(self.leaves)
             self._last = key, variant
         return variant
 
@@ -212,15 +212,6 @@ def _sparse_tensor(module: nn.Module, call: ExampleCall) -> str | None:
     return next((name for name, t in named if isinstance(t, Tensor) and t.layout is not torch.strided), None)
 
 
-def _read_iterator(module: nn.Module, region: Region) -> str | None:
-    """The name of an iterator among the attributes that the forward reads, None where there is none."""
-    reads = {read for read in region.reads if isinstance(read, tuple)}
-    names = (
-        (type(each), name) for each in module.modules() for name, v in vars(each).items() if isinstance(v, Iterator)
-    )
-    return next((name for kind, name in names if (kind, name) in reads), None)
-
-
 def _is_channels_last(leaf: Any) -> bool:
     if not isinstance(leaf, Tensor) or leaf.dim() not in CHANNELS_LAST or leaf.is_contiguous():
         return False
@@ -255,35 +246,29 @@ def _capture(
     example: ExampleCall,
     seconds: float,
 ) -> Capture:
-    with assignments_checked(module):
-        region = trace(module, call, dimensions, seconds)
+    region = trace(module, call, dimensions, seconds)
     live = _mark(module, region)
     region.note_default_device(default_device())
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:
         raise CaptureError("its example call and the traced call have different forms")
-    iterator = _read_iterator(module, region)
-    if iterator is not None:
-        raise CaptureError(f"its forward reads the iterator {iterator}, which advances in each call")
     take_constants(module, region, given)
-    # Before other runs: attributes that this run leaves in the module may hold autograd's graph.
-    region.lost_gradients = lost_gradients(module, region, given)
     seen = trial(module, region, given)
+    # Before other runs: attributes that this run leaves in the module may hold autograd's graph.
+    region.lost_gradients, with_gradients = lost_gradients(module, region, given if seen is None else seen.leaves)
     note_orders(module, region, leaves)
     findings = search(region.graph)
     captured = Capture(path, module, region, live, leaves, findings)
     run = captured.variant(()).run
-    if writes_arguments(module, region, given):
-        raise CaptureError("its forward writes to a list or dict among its arguments")
-    if seen is not None and seen.attributes:
-        raise CaptureError(f"its forward sets the attribute {min(seen.attributes)} of an argument")
-    if returns_held(module, region, seen):
-        raise CaptureError("it returns a list or dict that is stored elsewhere too; a graph would return copies")
+    if seen is not None and seen.effect is not None:
+        raise CaptureError(f"its forward {seen.effect}")
     region.is_random = region.is_random or draws_untold(region, run, given)
     if region.is_random and not draws_as_told(module, region, run, given):
         raise CaptureError("its random numbers do not depend on the state of the generator alone")
     check_outputs(region, run, seen)
+    check_other_sizes(module, region, run, given)
+    region.asked = asked_for(module, region, run, seen, with_gradients)
     check_collectives(module, region, run, given)
     admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)

@@ -1,7 +1,7 @@
 """Detects code that checks, while it is traced, whether it is compiled: the trace would take the compilers' branch.
 
-The exporter sets ``torch.compiler.is_compiling()`` during a trace. Only a call shows which variant of it a forward
-uses, by which name and through which helper. For that reason, the functions themselves record their callers.
+The exporter sets ``torch.compiler.is_compiling()`` during a trace. Only a call shows whether a forward uses it, and
+through which helper. For that reason, the function itself records its callers.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from contextlib import contextmanager
 from types import FrameType, FunctionType
 
 import torch
-from torch.fx import _symbolic_trace
 
 from ..graph import place_now
 from ..process import ThisThread
 from ..region import CaptureError
-from ..runtime import is_same_compiled
+from ..runtime import is_of_author
 
 _FUNCTIONS: dict[str, FunctionType] = {
     "is_compiling": torch.compiler.is_compiling,  # type: ignore[dict-item]  # functions with less precise types
     "is_exporting": torch.compiler.is_exporting,  # type: ignore[dict-item]
-    "is_fx_tracing": _symbolic_trace.is_fx_tracing,  # type: ignore[dict-item]
 }
 _OWN_CODE = {name: function.__code__ for name, function in _FUNCTIONS.items()}
 _OWN = {name: FunctionType(code, _FUNCTIONS[name].__globals__) for name, code in _OWN_CODE.items()}
+# Libraries whose code may check whether it is compiled, but returns the same results either way.
+_SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
+# In PyTorch itself, nn.TransformerEncoder writes zeros where a mask pads at the right, except when compiled.
+_OTHER_COMPILED = "torch.nn.modules.transformer"
 # Modules with functions that call these functions for their callers.
-OF_HELPERS = ("transformers.utils.",)
+_OF_HELPERS = "transformers.utils."
 # When compiled, this module keeps the hidden states of a call in a variable of all threads, else in a thread-local one.
 _OF_ALL_THREADS = "transformers.utils.output_capturing"
 
 
 class AskedForCompilers(CaptureError):
-    """Code of the model may behave differently in a trace: it reads ``name``."""
+    """Code of the model may behave differently in a trace: it calls the function ``name``."""
 
     def __init__(self, name: str, place: str | None = None):
-        function = "()" if name in _FUNCTIONS else ""
-        super().__init__(f"the model's code reads {name}{function}, and may behave differently in a trace", place)
+        super().__init__(f"the model's code reads {name}(), and may behave differently in a trace", place)
 
 
 _here: ThisThread | None = None
@@ -84,28 +85,15 @@ def _note() -> bool:
 def answered() -> bool:
     """Return the result of the function whose code calls this, and record the caller. Other threads, and code that
     would store the result for all threads, get the answer from before the trace."""
-    frame = sys._getframe(1)
-    name = frame.f_code.co_name
-    askers = {_module_of(asker): asker for asker in _askers(frame.f_back)}
-    if not _here or _OF_ALL_THREADS in askers:
-        return _before[name]
-    module, asker = next(reversed(askers.items()), (None, None))
-    if not is_same_compiled(module):
-        _noted.append((name, place_now(asker)))
+    frame: FrameType | None = sys._getframe(1)
+    assert frame is not None
+    name, module = frame.f_code.co_name, ""
+    while frame is not None and (frame.f_code.co_name in _FUNCTIONS or module.startswith(_OF_HELPERS)):
+        frame = frame.f_back
+        module = "" if frame is None else frame.f_globals.get("__name__") or ""
+        if not _here or module == _OF_ALL_THREADS:
+            return _before[name]
+    if module == _OTHER_COMPILED or (is_of_author(module) and module.partition(".")[0] not in _SAME_COMPILED):
+        _noted.append((name, place_now(frame)))
     answer: bool = _OWN[name]()
     return answer
-
-
-def _module_of(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__") or ""
-
-
-def _askers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames that read the flag: frames of helper modules, and the first frame outside of them."""
-    while frame is not None:
-        is_helper = _module_of(frame).startswith(OF_HELPERS)
-        if is_helper or frame.f_code.co_name not in _FUNCTIONS:
-            yield frame
-            if not is_helper:
-                return
-        frame = frame.f_back

@@ -22,15 +22,18 @@ from ..region import Region
 from ..runtime import autograd_nodes, memory_of
 
 
-def lost_gradients(module: nn.Module, region: Region, leaves: list[Any]) -> frozenset[str]:
+def lost_gradients(module: nn.Module, region: Region, leaves: list[Any]) -> tuple[frozenset[str], list[Any] | None]:
     """Return the placeholders of ``region`` whose gradients differ between its graph and ``module``, called with the
-    flat inputs ``leaves``; all differentiable ones, where ``module`` raises with gradients."""
+    flat inputs ``leaves`` as parameters; all differentiable ones, where ``module`` raises with gradients.
+
+    Also return the flat outputs of that call; None where there is none.
+    """
     if region.is_random or region.has_caches or region.has_effects or region.communicates or region.shards:
-        return frozenset()  # compilers get the original forward, see ``runtime.traced``
+        return frozenset(), None  # compilers get the original forward, see ``runtime.traced``
     held = {name: module.get_submodule(path)._parameters.get(key) for name, (path, key) in region.slots.items()}
     parameters = {name: p for name, p in held.items() if _is_differentiable(p) and not p.is_inference()}
     with torch.inference_mode(False), torch.enable_grad():
-        given = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        given = [_as_parameter(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         arguments = {name: leaf for name, leaf in zip(region.inputs, given) if _is_differentiable(leaf)}
         named = {**parameters, **arguments}
         try:
@@ -39,8 +42,18 @@ def lost_gradients(module: nn.Module, region: Region, leaves: list[Any]) -> froz
                     outputs, _ = region.flat_outputs(module, given)
                 found = losses.leaves(filter(_is_differentiable, outputs))
         except Exception:  # gradients may be the reason for any error
-            return frozenset(named)
-    return frozenset(name for name, tensor in named.items() if id(tensor) in found)
+            return frozenset(named), None
+    return frozenset(name for name, tensor in named.items() if id(tensor) in found), outputs
+
+
+def _as_parameter(leaf: Tensor) -> Tensor:
+    """A copy whose class, ``requires_grad`` and ``grad`` differ from a plain tensor's."""
+    copied = leaf.detach().clone()
+    if not _is_differentiable(copied) or type(leaf) is not Tensor:
+        return copied
+    parameter = nn.Parameter(copied)
+    parameter.grad = torch.zeros_like(copied)
+    return parameter
 
 
 def _is_differentiable(value: Any) -> bool:

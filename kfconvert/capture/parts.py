@@ -18,7 +18,6 @@ from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
 from ..region import CaptureError, Dimensions, Region
 from .captured import Capture, capture
 from .deadline import Budget
-from .own_writes import Change
 from .structure import by_integers, groups, integers, is_operator, unread
 from .submodule_calls import irregular, kind_of, observe, opaque_kind, outlines, refusals, seconds_within, sizes
 from .trial_runs import is_faithful
@@ -57,10 +56,9 @@ class Parts:
     submodules that the budget did not cover.
 
     Args:
-        counting: modules that change an attribute, which no graph does, each with the change.
+        counting: modules that no graph may replace, each with the reason.
         put_back: restores the state of the model after the example call: a model that stores sizes of its inputs may
             reject others afterwards.
-        unsteady: returns the reason why no graph of a module can be right, None where there is none.
         fewest: whether only calls like the example matter: image sizes stay fixed, and no modules inside captured ones
             are captured for calls that the outer guard refuses.
         budget: the processor time for all captures.
@@ -69,16 +67,15 @@ class Parts:
     def __init__(
         self,
         model: nn.Module,
-        counting: dict[nn.Module, Change],
+        counting: dict[nn.Module, str],
         put_back: Callable[[], None],
-        unsteady: Callable[[nn.Module], str | None],
         fewest: bool = False,
         budget: Budget | None = None,
     ):
         self.found: list[Part] = []
         self.refused: list[Refused] = []
         self.left_out = 0
-        self._model, self._put_back, self._counting, self._unsteady = model, put_back, counting, unsteady
+        self._model, self._put_back, self._counting = model, put_back, counting
         self._fewest, self._budget = fewest, budget or Budget()
         self._paths = {module: path for path, module in model.named_modules() if path}
 
@@ -132,11 +129,10 @@ class Parts:
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
         kind = opaque_kind((call.args, call.kwargs))
-        reason = f"it receives a {kind}" if kind is not None else self._unsteady(group[0])
-        error = None if reason is None else CaptureError(reason)
+        error = None if kind is None else CaptureError(f"it receives a {kind}")
         for module in group:
             if module in self._counting:
-                error = self._counting[module].error()
+                error = CaptureError(self._counting[module])
             elif module in self._irregular:
                 error = CaptureError(self._irregular[module])
         if error is not None:

@@ -144,7 +144,8 @@ def _hook_dicts(module: nn.Module) -> tuple[dict, ...]:
 
 def _tensor(tensor: Tensor, numbers: dict[int, int]) -> Hashable:
     place = numbers.setdefault(id(tensor), len(numbers))
-    return place, type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    kind = type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    return place, kind, tuple((name, id(value)) for name, value in vars(tensor).items())
 
 
 def _value(value: Any) -> Hashable:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -35,15 +35,14 @@ from ..inputs import (
     numbered,
     taken_apart,
 )
-from ..process import ThisThread, one_at_a_time, quiet_thread, replaced, shielded
-from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
+from ..process import one_at_a_time, quiet_thread, shielded
+from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import is_transformed
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
 from .lean_graphs import lean_graphs
 from .local_shards import local_shards
-from .size_questions import noted_questions
 
 CACHE_IN_OUTPUT = (
     "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "
@@ -97,13 +96,12 @@ def trace(
             limit,
             _same_containers(model),
             _traceable(model, form, dimensions) as forms,
-            noted_questions() as answers,
             local_shards(model) as shards,
         ):
             program = _export(model, arguments, shapes)
     outputs = forms[-1] if forms[-1].holds_caches else TreeForm(program.call_spec.out_spec, {})
     example = described(form.keywords(leaves))
-    region = _region(model, program, form, dimensions, answers, example, frozenset(reads), outputs)
+    region = _region(model, program, form, dimensions, example, frozenset(reads), outputs)
     region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
     return region
 
@@ -222,7 +220,6 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
             torch.no_grad(),
             _nothing_kept(),
             KeptContiguous(),
-            _values_asked(),
             _errors_noted(),
             no_compiler_asked_for(),
             lean_graphs(model.forward.__code__),
@@ -240,25 +237,6 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
             if any(is_transformed(value) for value in values if isinstance(value, Tensor)):
                 raise CaptureError("it runs a torch.func transform")
     return program
-
-
-@contextmanager
-def _values_asked():
-    """Context manager that refuses a forward which catches the exporter's error for control flow on tensor values: its
-    trace continues as if there were no such control flow."""
-    own, here, asked = GuardOnDataDependentSymNode.__init__, ThisThread(), []
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        if here:
-            asked.append(place_now())
-        own(self, *args, **kwargs)
-
-    with replaced([(GuardOnDataDependentSymNode, "__init__", noted)]):
-        yield
-    if asked:
-        raise CaptureError(
-            "control flow depends on tensor values, and the forward catches the tracer's errors", asked[0]
-        )
 
 
 @contextmanager
@@ -354,7 +332,6 @@ def _region(
     program: ExportedProgram,
     form: CallForm,
     free: Mapping[str, Dimensions],
-    answers: Sequence[Answer],
     example: Any,
     reads: frozenset[Read],
     outputs: TreeForm,
@@ -388,7 +365,7 @@ def _region(
             place = None if written is None else location(written)
             raise CaptureError(f"the forward has a side effect: {spec.kind.name.lower()} {spec.target}", place)
     try:
-        guard = guard_from_placeholders(values, free, answers)
+        guard = guard_from_placeholders(values, free)
     except ValueError as error:
         raise CaptureError(str(error)) from None
     root = program.graph_module

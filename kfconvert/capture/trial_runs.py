@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import namedtuple
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,65 +16,42 @@ from torch.utils import _pytree as pytree
 
 from ..accuracy import is_close, seeded
 from ..graph import mark_orders
-from ..inputs import TreeForm, bounded_lookups, copy_of, is_cache
+from ..inputs import TreeForm, bounded_lookups, copy_of, taken_apart
 from ..modules import CHANNELS_LAST
 from ..process import is_one_of_several, noted_collectives
 from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
 from ..torch_state import is_transformed
-from .watched_run import Way
 
 # Both sides run the same operators, possibly with different algorithms. A wrong branch differs grossly.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 FEW = 8
+# The first of the free sizes has so many entries in further trial runs, the second one more, and so on.
+_FURTHER = 2
 
 
 @torch.no_grad()
 def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let each free size of ``region`` be 1 where ``run``, its graph as traced, then agrees with ``model``.
 
-    The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, to be cut to 1.
+    The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, to be cut to 1. The other
+    sizes have several values in turn, since the code may branch on both.
     """
     guard, free = region.guard, region.guard.free
-    # The check is fast with a few entries in the other free sizes; some models only support the original sizes.
-    samples = [_resized(region, given) for given in (with_few(region, leaves), leaves)]
-    traced: list[Way] = []
+    small = [_resized(region, with_few(region, leaves)), *_further(region, leaves)]
 
     def agrees(names: Collection[str]) -> bool:
         ones = [place for name in names for place in free[name]]
-        return any(agrees_for(_cut(given, ones, 1)) for given in samples)
-
-    def agrees_for(given: list[Any]) -> bool:
-        changed = guard.changed_answers(given)
-        if not changed:
-            return _agrees(model, region, run, given)
-        if any(answer.within for answer in changed):
-            return False
-        way = Way(model)
-        traced[:] = traced or _ways(model, region, samples)
-        if not _agrees(way, region, run, given) or not any(map(way.is_within, traced)):
-            return False
-        guard.tried.add(changed)
-        return True
+        found = [_agrees(model, region, run, _cut(given, ones, 1)) for given in small]
+        if all(each is None for each in found):  # some models only support the original sizes
+            found = [_agrees(model, region, run, _cut(_resized(region, leaves), ones, 1))]
+        return False not in found and True in found
 
     safe = [name for name in free if agrees([name])]
     if len(safe) < 2 or agrees(safe):
         for name in safe:
             guard.admit_one(name)
-
-
-def _ways(model: nn.Module, region: Region, samples: list[list[Any]]) -> list[Way]:
-    """The execution path of ``model`` for the first of ``samples`` that it supports."""
-    for given in samples:
-        way = Way(model)
-        try:
-            with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
-                way(**region.call.keywords(given))
-        except Exception:  # the model does not support these sizes
-            continue
-        return [way]
-    return []
 
 
 def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
@@ -98,7 +74,7 @@ def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], A
             return outputs, [not torch.equal(*states) for states in zip(before, _generator_states(leaves))]
 
     def agrees(seed: int) -> bool:
-        (expected, moved), (actual, also) = (drawn(each, seed) for each in (model, _called_by_names(region, run)))
+        (expected, moved), (actual, also) = (drawn(each, seed) for each in (model, called_by_names(region, run)))
         return moved == also and all(map(partial(is_close, tolerances=TOLERANCES, share=0.01), expected, actual))
 
     return agrees(0) and agrees(1)
@@ -111,7 +87,7 @@ def draws_untold(region: Region, run: Callable[[list[Any]], Any], leaves: list[A
         return False
     with seeded(0, leaves):
         before = _generator_states(leaves)
-        region.flat_outputs(_called_by_names(region, run), leaves)
+        region.flat_outputs(called_by_names(region, run), leaves)
         return not all(map(torch.equal, before, _generator_states(leaves)))
 
 
@@ -169,67 +145,15 @@ def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
             region.constants[name] = found
 
 
-@torch.no_grad()
-def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> bool:
-    """Whether ``model`` replaces values of lists or dicts among its arguments, which no graph records."""
-    given = region.call.keywords(leaves)
-    if not any(isinstance(value, (list, dict, tuple)) for value in given.values()):
-        return False
-    before = pytree.tree_flatten(given)
-    try:
-        model(**given)
-    except Exception:  # it may write anything before it raises
-        return True
-    after = pytree.tree_flatten(given)
-    return before[1] != after[1] or not all(map(operator.is_, before[0], after[0]))
-
-
-@torch.no_grad()
-def returns_held(model: nn.Module, region: Region, seen: Trial | None) -> bool:
-    """Whether a list, dict or the like that ``model`` returns is also stored elsewhere: in it, in an argument, in a
-    global variable, or at another place among the outputs. A program creates a new one for each place in each call.
-
-    ``seen``: a call that the model supports.
-    """
-    if seen is None or _has_tuples_only(region.outputs.spec):
-        return False
-    known: list[Any] = []
-    for _ in range(2):  # a stored object is returned again
-        keywords = region.call.keywords([copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves])
-        with bounded_lookups(leaf for leaf in seen.leaves if isinstance(leaf, Tensor)):
-            returned = _containers(model(**keywords))
-        known += _containers(keywords)
-        if len({*map(id, known), *map(id, returned)}) < len(known) + len(returned):
-            return True
-        known += returned
-    return False
-
-
-def _has_tuples_only(spec: pytree.TreeSpec) -> bool:
-    return spec.is_leaf() or (spec.type in (tuple, namedtuple) and all(map(_has_tuples_only, spec.children())))
-
-
-def _containers(values: Any) -> list[Any]:
-    """The lists, dicts and so on in ``values``, including itself; no tuples, which are immutable."""
-    met: list[Any] = []
-
-    def is_leaf(value: Any) -> bool:
-        met.append(value)
-        return is_cache(value)
-
-    pytree.tree_flatten(values, is_leaf=is_leaf)
-    return [each for each in met if not (isinstance(each, tuple) or is_cache(each) or pytree.tree_is_leaf(each))]
-
-
 @dataclass(frozen=True)
 class Trial:
-    """The results of a module for the flat inputs ``leaves``, as flat values and their form, and the names of the
-    attributes that it has set on these inputs."""
+    """The results of a module for the flat inputs ``leaves``, as flat values and their form; and an effect on the
+    arguments that no graph has, None if there was none."""
 
     leaves: list[Any]
     outputs: list[Any]
     form: TreeForm
-    attributes: set[str]
+    effect: str | None
 
 
 @torch.no_grad()
@@ -239,10 +163,15 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
     for few in (with_few(region, leaves), leaves) if region.guard.free else (leaves,):
         given = _resized(region, few)
         with suppress(Exception):  # the model does not support these sizes
-            tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+            keywords, tensors = region.call.keywords(given), [leaf for leaf in given if isinstance(leaf, Tensor)]
+            passed, before = region.call.passed((), keywords), pytree.tree_flatten(keywords)
             with bounded_lookups(tensors), _set_attributes(tensors) as attributes:
-                outputs, form = region.flat_outputs(model, given)
-            return Trial(given, outputs, form, attributes)
+                outputs, form = taken_apart(model(**keywords), passed)
+            after = pytree.tree_flatten(keywords)
+            effect = f"sets the attribute {min(attributes)} of an argument" if attributes else None
+            if before[1] != after[1] or not all(map(operator.is_, before[0], after[0])):
+                effect = "writes to a list or dict among its arguments"
+            return Trial(given, outputs, form, effect)
     return None
 
 
@@ -271,7 +200,7 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
     reason = "its graph and its forward compute different outputs; the code may behave differently in a trace"
     try:
         with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
-            outputs, form = region.flat_outputs(_called_by_names(region, run), leaves)
+            outputs, form = region.flat_outputs(called_by_names(region, run), leaves)
     except Exception as error:
         raise CaptureError(reason) from error
     if form != seen.form or not all(map(partial(is_close, tolerances=TOLERANCES), seen.outputs, outputs)):
@@ -279,6 +208,34 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
     given = set(map(id, seen.leaves))
     if not all(_is_of_one_kind(*each) for each in zip(seen.outputs, outputs) if id(each[0]) not in given):
         raise CaptureError("it makes an output a parameter or sets its requires_grad, which a graph does not record")
+
+
+@torch.no_grad()
+def check_other_sizes(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
+    """Compare ``run``, the graph of ``region``, with ``model`` for other values of its free sizes.
+
+    Code may use a size in ways for which the tracer adds no guard, such as text made from it.
+
+    Raises:
+        CaptureError: they differ by more than rounding.
+    """
+    for given in () if region.is_random else _further(region, leaves):
+        if region.guard.refusal(given) is None and _agrees(model, region, run, given) is False:
+            raise CaptureError("its graph and its forward compute different outputs for other sizes of its inputs")
+
+
+def _further(region: Region, leaves: list[Any]) -> list[list[Any]]:
+    """``leaves`` with small values of the free sizes, and with values larger than those of ``leaves``. Empty for one
+    free size, such as the number of images, whose runs are expensive."""
+    found = []
+    for larger in (False, True) if len(region.guard.free) > 1 else ():
+        sized = list(leaves)
+        for number, places in enumerate(region.guard.free.values()):
+            index, dimension = places[0]
+            size = leaves[index].shape[dimension]
+            sized = _sized(sized, places, min(size, FEW) + 1 if larger else _FURTHER + number)
+        found.append(sized)
+    return found
 
 
 def _is_of_one_kind(value: Any, other: Any) -> bool:
@@ -297,7 +254,7 @@ def check_collectives(model: nn.Module, region: Region, run: Callable[[list[Any]
     if not is_one_of_several():
         return
     noted = []
-    for function in (model, _called_by_names(region, run)):
+    for function in (model, called_by_names(region, run)):
         with noted_collectives() as begun:
             region.flat_outputs(function, leaves)
         noted.append(begun)
@@ -312,7 +269,7 @@ def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any
     This check keeps all sizes, because a few entries would not show masks, windows and shifts.
     """
     share = 0.01  # of the tolerance for other sizes, where algorithms may differ
-    return _agrees(model, region, run, leaves, share)
+    return _agrees(model, region, run, leaves, share) is True
 
 
 @torch.no_grad()
@@ -335,11 +292,17 @@ def with_few(region: Region, leaves: list[Any]) -> list[Any]:
 
 def _resized(region: Region, leaves: list[Any]) -> list[Any]:
     """``leaves`` with 2 entries in free sizes of 1, as the tracer expects."""
-    resized = list(leaves)
-    for index, dimension in (place for dimensions in region.guard.free.values() for place in dimensions):
-        if resized[index].shape[dimension] == 1:
-            resized[index] = torch.cat([resized[index]] * 2, dimension)
-    return resized
+    places = [place for dimensions in region.guard.free.values() for place in dimensions]
+    return _sized(leaves, [(index, dimension) for index, dimension in places if leaves[index].shape[dimension] == 1], 2)
+
+
+def _sized(leaves: list[Any], dimensions: Dimensions, size: int) -> list[Any]:
+    """``leaves`` with ``size`` entries in each of the ``dimensions``: the first ones, which repeat."""
+    repeated = list(leaves)
+    for index, dimension in dimensions:
+        copies = -(-size // max(1, repeated[index].shape[dimension]))
+        repeated[index] = torch.cat([repeated[index]] * copies, dimension) if copies > 1 else repeated[index]
+    return _cut(repeated, dimensions, size)
 
 
 def _cut(leaves: list[Any], dimensions: Dimensions, size: int) -> list[Any]:
@@ -361,20 +324,23 @@ def _memory_format(tensor: Tensor) -> torch.memory_format | None:
 
 def _agrees(
     model: Callable[..., Any], region: Region, run: Callable[[list[Any]], Any], leaves: list[Any], share: float = 1.0
-) -> bool:
-    try:
-        with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+) -> bool | None:
+    """Whether both compute the same for ``leaves``; None where ``model`` does not support them."""
+    with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+        try:
             expected, structure = region.flat_outputs(model, leaves)
+        except Exception:
+            return None
+        try:
             # For a size that the graph does not support, it may compute more than the model does.
-            actual, own_structure = region.flat_outputs(_called_by_names(region, run), leaves)
-        return structure == own_structure and all(
-            map(partial(is_close, tolerances=TOLERANCES, share=share), expected, actual)
-        )
-    except Exception:  # a size with any error is not admitted
-        return False
+            actual, own_structure = region.flat_outputs(called_by_names(region, run), leaves)
+            same = partial(is_close, tolerances=TOLERANCES, share=share)
+            return structure == own_structure and all(map(same, expected, actual))
+        except Exception:
+            return False
 
 
-def _called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., Any]:
+def called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., Any]:
     """``run``, which takes flat inputs of ``region``, as a function of keyword arguments."""
 
     def called(**keywords: Any) -> Any:
@@ -387,13 +353,16 @@ def _called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., A
 def _set_attributes(tensors: Sequence[Tensor]) -> Iterator[set[str]]:
     """Context manager in which ``tensors`` have no user-assigned attributes. Afterwards, the set has the names of the
     attributes that they were given, and their former attributes are back."""
-    names, before = set[str](), [dict(vars(tensor)) for tensor in tensors]
+    names, before = set[str](), [(dict(vars(tensor)), tensor.requires_grad) for tensor in tensors]
     for tensor in tensors:
         vars(tensor).clear()
     try:
         yield names
     finally:
-        for tensor, own in zip(tensors, before):
+        for tensor, (own, requires_grad) in zip(tensors, before):
             names.update(vars(tensor))
             vars(tensor).clear()
             vars(tensor).update(own)
+            if tensor.requires_grad != requires_grad:
+                names.add("requires_grad")
+                tensor.requires_grad_(requires_grad)

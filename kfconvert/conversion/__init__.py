@@ -1,6 +1,6 @@
 """The steps of a conversion, its measurements and decisions, and its statistics."""
 
-from .captures import Captures, gathered
+from .captures import Captures, gathered, note_layouts
 from .checks import ConversionError, check_arguments, check_thread, first_line, resolve_device
 from .config import ConversionConfig, takes_options
 from .control import FilterFn, check_names, controlled
@@ -44,6 +44,7 @@ __all__ = [
     "log_decisions",
     "match",
     "merge_weights",
+    "note_layouts",
     "programs",
     "replace",
     "resolve_device",

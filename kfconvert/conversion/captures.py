@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,14 @@ from ..capture import (
     capture_forms,
     capture_generation,
     methods_with_modules,
-    only_assigned,
     parents,
+    reads_layout,
     refused_in_every_form,
     with_few,
 )
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
-from ..runtime import LAYOUT
 from .effort import Effort
 from .preparation import Prepared
 from .stages import Stages
@@ -72,27 +71,38 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
     budget, seconds = Budget(effort.for_captures(stages.spent(), prepared.seconds)), WHOLE_SECONDS
-    with stages.stage("trace", len(calls) + 1) as advance, only_assigned(prepared.assigned):
-        refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
+    with stages.stage("trace", len(calls) + 1) as advance:
+        refusal = refused_in_every_form(model, prepared.counting, prepared.outputs)
         found = capture_forms(model, calls, advance, refusal, min(seconds, budget.left() - PARTS_SECONDS))
         first = next((form for form in found if isinstance(form, Capture)), None)
         cheap = None if first is None else _cheap_call(first)
-        prepared.settled.restore()
+        prepared.own_state.resettle()
         replayed = replayed and not (first is not None and first.region.communicates)
         for each, captured in capture_generation(
-            model, prepared.call, found[0], prepared.settled.restore, replayed, fewest=not effort.other_calls
+            model, prepared.call, found[0], prepared.own_state.resettle, replayed, fewest=not effort.other_calls
         ):
             calls.append(each)
             found.append(captured)
         fewest = not effort.other_calls
-        parts = Parts(model, prepared.counting, prepared.settled.restore, prepared.unsteady, fewest, budget)
+        parts = Parts(model, prepared.counting, prepared.own_state.resettle, fewest, budget)
         if first is None or effort.other_calls:
             parts.search(prepared.call, cheap, first is not None, _entries(model))
         for call, _ in prepared.methods:
             parts.search(call)
-        prepared.settled.restore()  # removes state that the last traces left
+        note_layouts(model, parts.found, [prepared.call, *(call for call, _ in prepared.methods)])
+        prepared.own_state.resettle()  # removes state that the last traces left
+        prepared.own_state.release()
         advance()
-    return gathered(model, calls, found, parts.found, prepared.asked, parts.refused, parts.left_out, prepared.asked_of)
+    return gathered(model, calls, found, parts.found, parts.refused, parts.left_out)
+
+
+def note_layouts(model: nn.Module, parts: Sequence[Part], calls: Sequence[ExampleCall]) -> None:
+    """Notes whether code that uses the outputs of ``parts`` in ``calls`` depends on their memory layout. Without calls,
+    assumes that it does."""
+    captured = [each for part in parts for each in part.captures]
+    read = not calls or reads_layout(model, (each.module for each in captured), calls)
+    for each in captured:
+        each.region.is_read_by_layout = read
 
 
 def _entries(model: nn.Module) -> frozenset[nn.Module]:
@@ -106,17 +116,11 @@ def gathered(
     calls: Sequence[ExampleCall],
     found: Sequence[Capture | CaptureError],
     parts: Sequence[Part],
-    asked: frozenset[str],
     refused: Sequence[Refused] = (),
     left_out: int = 0,
-    asked_of: Callable[[nn.Module], frozenset[str]] | None = None,
 ) -> Captures:
-    """Returns ``found`` for each of the ``calls``, and ``parts``. Adds the ``refused`` regions if no call was captured.
-
-    Args:
-        asked: tensor properties that the model's code reads, see ``runtime.state.tensor_facts``.
-        asked_of: returns the properties that the code of one module reads; by default, those of the model.
-    """
+    """Returns ``found`` for each of the ``calls``, and ``parts``. Adds the ``refused`` regions if no call was
+    captured."""
     forms = tuple(form for form in found if isinstance(form, Capture))
     regions = [
         _region(model, call.summary(), "", form if isinstance(form, CaptureError) else None)
@@ -125,15 +129,7 @@ def gathered(
     regions += [_region(model, captured.path, captured.path) for part in parts for captured in part.captures]
     distinct = {(each.path, str(each.error)): each for each in refused}  # from searches for several example calls
     regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else distinct.values())]
-    captures = Captures(forms, tuple(parts), tuple(regions), left_out)
-    for form in forms:
-        form.region.asked |= asked - {LAYOUT}
-    for part in parts:
-        of_part = asked if asked_of is None else asked_of(part.captures[0].module)
-        for captured in part.captures:
-            captured.region.asked |= of_part - {LAYOUT}
-            captured.region.is_read_by_layout = LAYOUT in asked
-    return captures
+    return Captures(forms, tuple(parts), tuple(regions), left_out)
 
 
 def _cheap_call(captured: Capture) -> ExampleCall:

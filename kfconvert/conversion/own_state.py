@@ -1,11 +1,12 @@
-"""Restores buffers and attributes that a model's forward writes in the calls of a conversion."""
+"""Detects and restores what a model's forward writes to the model in the calls of a conversion."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -13,231 +14,263 @@ from torch.nn.parameter import is_lazy
 from ..accuracy import is_same_tensor
 from ..inputs import is_equal
 from ..runtime import (
+    GENERATORS,
     MISSING,
+    as_bytes,
     generator_state,
-    generators,
     is_plain_object,
+    memory_of,
     put_back,
-    reached,
     slotted,
+    whole_walk,
 )
-from .attribute_state import CONTAINERS, outside, own_attributes
-from .leaked_tensors import OutsideCaches, remove_stand_ins
+from .leaked_tensors import OutsideCaches, own_attributes
+
+# The path of a module and the name of its attribute, buffer or parameter; a global has the path of the model.
+Place = tuple[str, str]
+# The maximum depth of nested containers and objects.
+_DEPTH = 20
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, torch.Size, nn.Parameter, nn.Module)
 
 
-class _Snapshot:
-    """A snapshot of a model's buffers and plain attributes: values of tensors, and contents of the lists, dicts, sets
-    and plain objects among the attributes. The keys are ids; references to the objects keep these ids valid."""
+class _Kept:
+    """A value with a copy of what it holds: ``copy`` of a tensor, array, set or generator, ``inner`` of containers and
+    plain objects, by key, index or name."""
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.copy: Any = None
+        self.inner: dict[Any, _Kept] | None = None
+
+    def is_in(self, value: Any, met: set[tuple[int, int]], grown: bool = False) -> bool:
+        """Whether ``value`` has the same content. Objects without known contents are compared by class.
+
+        ``grown``: dicts and sets, which may be caches, may have further items.
+        """
+        if type(value) is not type(self.value):
+            return False
+        if self.inner is not None:
+            if (id(self), id(value)) in met:  # compared already, or part of itself
+                return True
+            met.add((id(self), id(value)))
+            held = _contents(value) or {}
+            fits = (
+                held.keys() >= self.inner.keys()
+                if grown and isinstance(value, dict)
+                else held.keys() == self.inner.keys()
+            )
+            return fits and all(kept.is_in(held[key], met, grown) for key, kept in self.inner.items())
+        if isinstance(value, Tensor) and self.copy is not None:
+            return is_same_tensor(self.copy, value.detach())
+        if isinstance(value, numpy.ndarray):
+            return numpy.array_equal(self.copy, value)
+        if isinstance(value, GENERATORS):
+            return self.copy[1] == as_bytes(value)
+        if isinstance(value, set):
+            return self.copy == value or (grown and self.copy <= value)
+        return is_equal(self.value, value) or not isinstance(value, _PLAIN)
+
+    def put_back(self, done: set[int]) -> None:
+        """Restore the content of the value, in place."""
+        value, inner = self.value, self.inner or {}
+        if id(value) in done:
+            return
+        done.add(id(value))
+        if isinstance(value, Tensor) and self.copy is not None:
+            if value.shape == self.copy.shape:
+                value.copy_(self.copy)
+            else:  # its memory was replaced
+                value.data = self.copy.clone()
+        elif isinstance(value, numpy.ndarray) and value.shape == self.copy.shape:
+            value[...] = self.copy
+        elif isinstance(value, GENERATORS):
+            put_back(value, self.copy[0])
+        elif isinstance(value, set):
+            value.clear()
+            value.update(self.copy)
+        elif isinstance(value, (list, collections.deque)):
+            value.clear()
+            value.extend(each.value for each in inner.values())
+        elif isinstance(value, dict):
+            for key in value.keys() - inner.keys():
+                del value[key]
+            dict.update(value, {key: each.value for key, each in inner.items()})
+        elif not isinstance(value, tuple):
+            for name, each in inner.items():
+                if isinstance(value, nn.Module) and name in value._buffers:
+                    value._buffers[name] = each.value
+                elif each.value is not MISSING:
+                    object.__setattr__(value, name, each.value)
+        for each in inner.values():
+            each.put_back(done)
+
+
+def _contents(value: Any) -> dict[Any, Any] | None:
+    """The contents of a container, a plain object or a module by key, index or name; None for other values."""
+    if isinstance(value, dict):
+        return dict(dict.items(value))  # methods of a subclass may load something, as in AutoModel
+    if isinstance(value, (list, tuple, collections.deque)):
+        return dict(enumerate(value))
+    if isinstance(value, nn.Module):
+        return own_attributes(vars(value)) | value._buffers
+    return {**vars(value), **slotted(value)} if is_plain_object(value) else slotted(value) or None
+
+
+class Snapshot:
+    """The attributes and buffers of a model's modules, with copies of what they hold."""
 
     def __init__(self, model: nn.Module):
-        self.holders: dict[int, tuple[Any, Any]] = {}
-        self.tensors: dict[int, tuple[Tensor, Tensor]] = {}
-        for module in model.modules():
-            self._keep(module._buffers)
-            self._keep(vars(module))
-        own = set(model.modules())
-        self.slotted: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for item in reached([value for module in model.modules() for value in own_attributes(vars(module)).values()]):
-            if is_plain_object(item):
-                self._keep(vars(item))
-            if slots := slotted(item):
-                self.slotted[id(item)] = item, slots
-                self._copy(slots.values())
-            if isinstance(item, nn.Module) and item not in own:  # a module that only a container references
-                for module in item.modules():
-                    self._keep(module._buffers)
-                    self._keep(vars(module))
+        self._known = {id(module): _Kept(module) for module in model.modules()}
+        # Path, the dict of a module, and its items.
+        self.roots: list[tuple[str, dict[str, Any], dict[str, _Kept]]] = [
+            (path, store, {name: self.kept(value) for name, value in own_attributes(store).items()})
+            for path, module in model.named_modules()
+            for store in (vars(module), module._buffers)
+        ]
 
-    def _keep(self, holder: Any) -> None:
-        if id(holder) in self.holders:
-            return
-        items = own_attributes(holder) if isinstance(holder, dict) else holder.copy()
-        self.holders[id(holder)] = holder, items
-        self._copy(items.values() if isinstance(items, dict) else items)
-
-    def put_back(self, value: Any) -> None:
-        """Restore the contents of ``value``, a container, object or module that already existed."""
-        for item in reached([value]):
-            places = [item, vars(item)] if is_plain_object(item) else [item]
-            for module in item.modules() if isinstance(item, nn.Module) else ():
-                places += [vars(module), module._buffers, *module._buffers.values()]
-            for place in places:
-                self._put_back(place)
-
-    def _put_back(self, place: Any) -> None:
-        holder, items = self.holders.get(id(place), (None, {}))
-        if isinstance(holder, dict):
-            for name in own_attributes(holder).keys() - items.keys():
-                del holder[name]
-            holder.update(items)
-        elif holder is not None:
-            holder.clear()
-            holder.update(items) if isinstance(holder, set) else holder.extend(items)
-        for name, value in self.slotted.get(id(place), (None, {}))[1].items():
-            _set_slot(place, name, value)
-        for tensor, kept in [self.tensors[id(place)]] if id(place) in self.tensors else []:
-            _fill(tensor, kept)
-
-    def _copy(self, values: Iterable[Any]) -> None:
-        for value in values:
-            if is_lazy(value):  # initialized in the first call
-                continue
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_meta:
-                self.tensors[id(value)] = value, value.detach().clone()
-            elif isinstance(value, CONTAINERS):
-                self._keep(value)
+    def kept(self, value: Any, depth: int = 0) -> _Kept:
+        if id(value) in self._known:
+            return self._known[id(value)]
+        found = self._known[id(value)] = _Kept(value)
+        if isinstance(value, Tensor):
+            if not (is_lazy(value) or isinstance(value, nn.Parameter) or value.is_meta):
+                found.copy = value.detach().clone()
+        elif isinstance(value, (numpy.ndarray, set)):
+            found.copy = value.copy()
+        elif isinstance(value, GENERATORS):
+            found.copy = generator_state(value), as_bytes(value)
+        elif depth < _DEPTH and (held := _contents(value)) is not None:
+            found.inner = {key: self.kept(each, depth + 1) for key, each in held.items()}
+        return found
 
 
 class OwnState:
-    """A snapshot of the state that ``model`` keeps between calls, taken at construction.
+    """The state that ``model`` keeps between calls, recorded at construction.
 
     Some models infer a size, or create a submodule, in their first call; call ``settled`` after it. Later calls change
-    counters, averages and caches: ``restore`` resets only these, and the names passed to ``keep``, which may be
-    parameters. ``written`` has the names of the attributes that were reset.
+    counters, averages and caches: ``restore`` resets only these.
+
+    Args:
+        weights: the parameters by name, in memory that calls do not write to.
     """
 
-    def __init__(self, model: nn.Module):
-        self._before = self._after = _Snapshot(model)
-        self._stores = _stores(model)
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None):
+        self._model, self._weights = model, weights or {}
+        #: The names of attributes that calls with other values write.
         self.written: set[str] = set()
-        self._attributes = {id(vars(module)): vars(module) for module in model.modules()}
+        #: Attributes that are reset even where a call has left them as the first one did.
+        self.carried: set[Place] = set()
         self._caches = OutsideCaches(model)
-        held = list(outside(model).values())
-        self._outside = [(each, list(each)) for each in held if isinstance(each, (list, collections.deque))]
-        attributes = [value for module in model.modules() for value in own_attributes(vars(module)).values()]
-        self._tensors: list[tuple[Tensor, Tensor]] = []
-        self._carried: list[tuple[dict[str, Any], str, Any]] = []
-        self._containers: list[Any] = []
-        self._gradients = [(p, p.grad, [set(hooks) for hooks in _hooks(p)]) for p in model.parameters()]
-        self._generators = [(each, generator_state(each)) for each in generators([*attributes, *held])]
+        self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        self._before = Snapshot(model)
+        self.settled()
 
-    def _restore_outside(self) -> None:
-        """Remove the tensors that a call added to a list in the globals, and restore the tensors that it replaced; only
-        calls of the conversion should add tensors there."""
-        for held, before in self._outside:
-            known = set(map(id, before))
-            added = [item for item in held if isinstance(item, Tensor) and id(item) not in known]
-            if added:
-                gone = known | set(map(id, added))
-                others = [item for item in held if id(item) not in gone]
-                held.clear()
-                held.extend((*before, *others))
+    def settled(self) -> None:
+        """Record the state after the first call."""
+        model = self._model
+        self._after = Snapshot(model)
+        self._outside = {name: self._after.kept(value) for name, value in self._caches.containers.items()}
+        stores = ((path, s) for path, m in model.named_modules() for s in (m._parameters, m._modules))
+        self._stores = [(path, store, dict(store)) for path, store in stores]
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        self._versions = [(path, tensor, _version(tensor)) for path, tensor in tensors]
+        self._memory = [(p, p.data) for p in model.parameters() if not is_lazy(p)]
 
-    def keep(self, model: nn.Module, names: Iterable[str], weights: Mapping[str, Tensor]) -> None:
-        """Reset these dotted names, which calls read and change, to their values before the first call. Parameters,
-        which have no copy here, get their values from ``weights``."""
-        for name in names:
-            path, _, attribute = name.rpartition(".")
-            module = model.get_submodule(path)
-            tensor = module._parameters.get(attribute)
-            if tensor is not None and name in weights:
-                self._tensors.append((tensor, weights[name].detach().clone()))
-            buffer = module._buffers.get(attribute)
-            if buffer is not None and id(buffer) in self._before.tensors:
-                self._tensors.append(self._before.tensors[id(buffer)])
-            if attribute in vars(module):
-                self._containers.append(vars(module)[attribute])
-            for holder in (module._buffers, vars(module)):
-                _, before = self._before.holders.get(id(holder), (holder, {}))
-                if attribute in holder:
-                    self._carried.append((holder, attribute, before.get(attribute, MISSING)))
+    def changed(self) -> set[Place]:
+        """Return the places whose content differs from that after the first call."""
+        found = {("", name) for name, kept in self._outside.items() if not kept.is_in(kept.value, set(), grown=True)}
+        for path, store, items in self._after.roots:
+            found |= {(path, name) for name in _different(own_attributes(store), items, grown=True)}
+        for path, store, entries in self._stores:
+            names = store.keys() | entries.keys()
+            found |= {(path, name) for name in names if store.get(name) is not entries.get(name)}
+        written = [name for name, tensor, version in self._versions if _version(tensor) != version]
+        return found | set(map(place_of, written))
 
-    def keep_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Reset the parameters of these names to ``weights``."""
-        parameters = dict(model.named_parameters())
-        self._tensors += [(parameters[name], kept.detach().clone()) for name, kept in weights.items()]
+    @torch.no_grad()
+    def resettle(self) -> None:
+        """Reset everything to its value after the first call. Call it before the conversion moves parameters."""
+        for parameter, memory in self._memory:
+            if (memory_of(parameter), parameter.shape) != (memory_of(memory), memory.shape):
+                parameter.data = memory
+        self._restore(self._after, frozenset())
 
-    def settled(self, model: nn.Module) -> None:
-        self._after, self._stores = _Snapshot(model), _stores(model)
+    def release(self) -> None:
+        """Release the memory of parameters, which the conversion may move from now on."""
+        self._memory = []
 
     @torch.no_grad()
     def restore(self) -> None:
         """Reset everything that changed since the first call to its value before that call. If the first call created
-        it, there is no such value: an attribute is removed, and an item of a list or dict gets its value after that
-        call. Entries added to dicts later, as in caches, remain unless they contain FakeTensors of a trace. Parameters
-        and submodules are those after that call."""
-        self._restore_outside()
-        self._caches.remove_stand_ins()
-        for store, entries in self._stores:
-            if not _same_entries(store, entries):
-                self.written |= {str(name) for name in store.keys() ^ entries.keys()}
+        it, there is no such value: an attribute is removed, and an item of a dict gets its value after that call.
+        Parameters and submodules are those after that call."""
+        self._restore(self._before, self.carried)
+
+    def _restore(self, before: Snapshot, carried: set[Place] | frozenset[Place]) -> None:
+        self._caches.restore()
+        for _, store, entries in self._stores:
+            if list(store) != list(entries) or any(store[name] is not entries[name] for name in entries):
                 store.clear()
                 store.update(entries)
-        for generator, state in self._generators:
-            put_back(generator, state)
-        for parameter, gradient, known in self._gradients:
+        for parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-            for hooks, keys in zip(_hooks(parameter), known):
-                for key in hooks.keys() - keys:
-                    del hooks[key]
-        for written, kept in self._tensors:
-            if written.shape == kept.shape:
-                written.copy_(kept)
-            else:  # it has other memory now
-                written.data = kept.clone()
-        for holder, name, value in self._carried:
-            if value is MISSING:
+        for path, _, _ in self._versions:
+            known = self._weights.get(path) if place_of(path) in self.carried else None
+            if known is not None and known.shape == (parameter := self._model.get_parameter(path)).shape:
+                parameter.copy_(known)
+        done: set[int] = set()
+        earlier = {id(store): items for _, store, items in before.roots}
+        for path, store, after in self._after.roots:
+            names = {name for place, name in carried if place == path}
+            self._restore_items(store, earlier.get(id(store), {}), after, done, names)
+
+    def _restore_items(
+        self,
+        holder: dict[Any, Any],
+        before: dict[Any, _Kept],
+        after: dict[Any, _Kept],
+        done: set[int],
+        carried: set[str] | None = None,
+    ) -> None:
+        """Restore the changed items of a dict, and those ``carried``. None for ``carried``: a dict among attributes."""
+        for name in _different(own_attributes(holder), after) | ((carried or set()) & after.keys()):
+            earlier, later, value = before.get(name), after.get(name), holder.get(name, MISSING)
+            if later is not None and value is later.value and name not in (carried or ()):  # it was written in place
+                target = earlier if earlier is not None and earlier.value is value else later
+                if isinstance(value, dict):
+                    self._restore_items(value, target.inner or {}, later.inner or {}, done)
+                else:
+                    target.put_back(done)
+            elif (known := earlier or (later if carried is None else None)) is None:
                 holder.pop(name, None)
             else:
-                holder[name] = value
-        for container in self._containers:
-            self._before.put_back(container)
-        for key, (holder, after) in self._after.holders.items():
-            _, before = self._before.holders.get(key, (holder, after))
-            if isinstance(holder, dict):
-                remove_stand_ins(holder, after)
-                for name, value in (after | before).items():
-                    if is_equal(holder.get(name), after.get(name)):
-                        continue
-                    self.written.add(str(name))
-                    if name in before or holder is not self._attributes.get(key):
-                        holder[name] = value
-                    else:
-                        holder.pop(name, None)
-            elif isinstance(holder, (list, collections.deque)) and not _same(holder, after):
-                holder.clear()
-                holder.extend(before)
-            elif isinstance(holder, set) and holder != after:
-                holder.clear()
-                holder |= before
-        for key, (item, after) in self._after.slotted.items():
-            _, before = self._before.slotted.get(key, (item, after))
-            for name, value in after.items():
-                if not is_equal(getattr(item, name, MISSING), value):
-                    _set_slot(item, name, before.get(name, value))
-        for key, (tensor, after) in self._after.tensors.items():
-            _, before = self._before.tensors.get(key, (tensor, after))
-            if not is_same_tensor(tensor, after):
-                _fill(tensor, before)
+                holder[name] = known.value
+                known.put_back(done)
 
 
-def _hooks(parameter: Tensor) -> list[dict[int, Any]]:
-    """Returns the hooks of a parameter's gradient, by kind."""
-    return [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
+def _different(held: dict[Any, Any], known: dict[Any, _Kept], grown: bool = False) -> set[Any]:
+    """The names of the items that differ."""
+    return {
+        name
+        for name in held.keys() | known.keys()
+        if name not in held or name not in known or not known[name].is_in(held[name], set(), grown)
+    }
 
 
-def _stores(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Returns the dicts of the modules' parameters and submodules, each with a copy of its contents."""
-    stores: list[dict[str, Any]] = [s for module in model.modules() for s in (module._parameters, module._modules)]
-    return [(store, dict(store)) for store in stores]
+def _version(tensor: Tensor) -> tuple[Any, ...]:
+    if is_lazy(tensor):
+        return ()
+    version = None if tensor.is_inference() else tensor._version
+    return version, memory_of(tensor), tensor.shape, tensor.requires_grad, tensor.is_leaf and tensor.grad is None
 
 
-def _same_entries(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return list(one) == list(other) and all(one[name] is other[name] for name in one)
+def place_of(name: str) -> Place:
+    """The place of a parameter by its dotted name."""
+    path, _, attribute = name.rpartition(".")
+    return path, attribute
 
 
-def _fill(tensor: Tensor, kept: Tensor) -> None:
-    if not is_same_tensor(tensor, kept) and tensor.shape == kept.shape:
-        tensor.copy_(kept)
-
-
-def _set_slot(item: Any, name: str, value: Any) -> None:
-    if value is not MISSING:
-        setattr(item, name, value)
-    elif hasattr(item, name):
-        delattr(item, name)
-
-
-def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other))
+def readers(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """Yield the modules whose code finds ``name`` in the globals."""
+    yield from (module for module in model.modules() if name in whole_walk(module).containers)

@@ -108,7 +108,6 @@ def _stats_of_converted(
         captures=captures,
         ledger=ledger,
         seconds=stages.seconds,
-        asked=prepared.asked,
         not_written=frozenset(prepared.own_state.written),
         check_weights=calls_between_checks(config.check_weights, prepared.device),
         accuracy=verdict.accuracy,

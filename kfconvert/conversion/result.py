@@ -38,7 +38,6 @@ class Result:
     captures: Captures
     ledger: Ledger
     seconds: dict[str, float]
-    asked: frozenset[str]
     not_written: frozenset[str]
     check_weights: int
     accuracy: ValidationResult | None = None

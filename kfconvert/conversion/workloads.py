@@ -69,4 +69,4 @@ def _received(prepared: Prepared, captures: Captures, call: ExampleCall) -> dict
     try:
         return observe(prepared.model, call, [part.captures[0].module for part in captures.parts])
     finally:
-        prepared.settled.restore()
+        prepared.own_state.resettle()

@@ -220,7 +220,7 @@ class OwnPattern:
                         free.setdefault(str(size), []).append((index, dimension))
         found = traced(self._source.reference, self._call(values), free)
         guard = found.region.guard
-        if guard.answers or any(not isinstance(guard.size(places[0]), sympy.Symbol) for places in free.values()):
+        if guard.constraints or any(not isinstance(guard.size(places[0]), sympy.Symbol) for places in free.values()):
             raise PatternError("the computation of the reference depends on free sizes")
         return found
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -51,19 +49,6 @@ class TensorGuard:
         return None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An answer that code received about sizes during the trace: ``value`` for ``expression``.
-
-    ``within``: the question was part of one instruction, such as a comparison of tuples, which might have asked further
-    questions after another answer.
-    """
-
-    expression: sympy.Basic
-    value: bool | int | float
-    within: bool
-
-
 @dataclass
 class Guard:
     """The conditions on the arguments of a region, with a cache of earlier results."""
@@ -78,10 +63,6 @@ class Guard:
     # Tracing assumes that a free size is at least 2. Sizes of 1 are allowed for these symbols, after a run of the
     # region with that size was compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
-    # Answers that the traced code received for free sizes of at least 2. Other answers for sizes of 1 may change the
-    # control flow, which only runs can check: ``tried`` has the answers that changed in such runs.
-    answers: list[Answer] = field(default_factory=list)
-    tried: set[frozenset[Answer]] = field(default_factory=lambda: {frozenset()})
     # Tracing assumes that all tensors are distinct. For arguments that may be one tensor, see ``given_as``.
     may_be_one: set[tuple[int, ...]] = field(default_factory=set)
     _verdicts: dict[bytes | tuple[Any, ...], str | None] = field(default_factory=dict, compare=False)
@@ -119,14 +100,6 @@ class Guard:
         self.one_is_safe.update(size for size in sizes if isinstance(size, sympy.Symbol))
         self._verdicts.clear()
 
-    def changed_answers(self, leaves: list[Any]) -> frozenset[Answer]:
-        """Returns the answers that change for the sizes of these flat arguments."""
-        values = self._values([leaves[index].shape for index in self._indices])
-        return self._changed_answers(values)
-
-    def _changed_answers(self, values: dict[sympy.Symbol, int]) -> frozenset[Answer]:
-        return frozenset(answer for answer in self.answers if answer.expression.subs(values) != answer.value)
-
     def _values(self, shapes: list[torch.Size]) -> dict[sympy.Symbol, int]:
         values: dict[sympy.Symbol, int] = {}
         for guard, shape in zip(self.tensors, shapes):
@@ -143,19 +116,7 @@ class Guard:
     def bounds(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
         """Returns the smallest and the largest value of a free size; None if there is no largest."""
         lower, upper = self.ranges.get(symbol, (0, None))
-        return 1 if lower == 2 and symbol in self.one_is_safe and self._ones_are_tried() else lower, upper
-
-    def _ones_are_tried(self) -> bool:
-        """Whether every combination of sizes of 1 is allowed, for any other sizes."""
-        for count in range(1, len(self.one_is_safe) + 1):
-            for ones in combinations(sorted(self.one_is_safe, key=str), count):
-                asked = [answer for answer in self.answers if not answer.expression.free_symbols.isdisjoint(ones)]
-                if not all(answer.expression.free_symbols <= set(ones) for answer in asked):
-                    return False
-                values = dict.fromkeys(ones, 1)
-                if frozenset(a for a in asked if a.expression.subs(values) != a.value) not in self.tried:
-                    return False
-        return True
+        return 1 if lower == 2 and symbol in self.one_is_safe else lower, upper
 
     def size(self, place: tuple[int, int]) -> int | sympy.Expr:
         """Returns the required size at ``place``."""
@@ -205,8 +166,6 @@ class Guard:
         for constraint in self.constraints:
             if constraint.subs(values) != sympy.true:
                 return f"the traced condition {constraint} does not hold for these sizes"
-        if 1 in values.values() and self._changed_answers(values) not in self.tried:
-            return "its code may take another path for these sizes, one of which is 1"
         return None
 
 
@@ -222,11 +181,10 @@ def _is_same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and type(value) not in (float, complex) and value == expected
 
 
-def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answers: Sequence[Answer] = ()) -> Guard:
+def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions]) -> Guard:
     """Returns the guard for user inputs with the traced values (fake tensors or constants) ``values``.
 
-    ``free``: the dimensions of free sizes, by name. Sizes that the trace fixed are dropped. ``answers``: answers that
-    the traced code received about sizes.
+    ``free``: the dimensions of free sizes, by name. Sizes that the trace fixed are dropped.
 
     Raises:
         ValueError: a size depends on symbols that are not the size of an input dimension.
@@ -263,9 +221,7 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
         for name, dimensions in free.items()
         if all(not isinstance(by_index[index].sizes[dimension], int) for index, dimension in dimensions)
     }
-    told = [replace(each, expression=environment.replace(each.expression)) for each in answers if environment]
-    told = [answer for answer in dict.fromkeys(told) if answer.expression.free_symbols]
-    return Guard(tensors, constants, constraints, ranges, free, answers=told)
+    return Guard(tensors, constants, constraints, ranges, free)
 
 
 def _holds(condition: sympy.Basic) -> bool:

@@ -63,7 +63,7 @@ class Region:
     outputs: TreeForm
     example: Any = None
     reads: frozenset[Read] = frozenset()
-    # The properties of tensors that its code reads, see ``tensor_facts``.
+    # The kinds of properties of tensors on which its outputs depend, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
     # Whether code that uses its outputs reads their memory layout.
     is_read_by_layout: bool = False

@@ -26,12 +26,12 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ..graph import location, mark_location, mark_storage, module_path, storage_of
 from ..inputs import CallForm, ClassName, Reader, TreeForm, Unstorable, Writer
 from .expressions import made_expression, stored_expression
-from .guard import Answer, Guard, TensorGuard
+from .guard import Guard, TensorGuard
 from .operators import operator_name, operator_named
 from .region import Region
 
 _LOG = logging.getLogger(__name__)
-_RECORDS = (*Writer.records, Answer, Guard, TensorGuard, TreeForm)
+_RECORDS = (*Writer.records, Guard, TensorGuard, TreeForm)
 _FIELDS = ("inputs", "slots", "constants", "outputs", "reads", "default_device", "lost_gradients", "guard")
 # Annotations of nodes, see ``graph``, that need no conversion.
 _MARKS = ("kfconvert_order", "kfconvert_laid_out", "kfconvert_value")

@@ -13,13 +13,13 @@ from .recording.recording import Pool, Recording, Repeated, Unrecordable
 from .recording.variant import Variant
 from .state.active_modes import default_device, function_mode
 from .state.authors import is_of_author
-from .state.code import OF_COMPILERS, class_dict, is_same_compiled, whole_walk
+from .state.code import class_dict, whole_walk
 from .state.code_state import Codes
 from .state.configuration import grouped_by_class, recorded_reads, without_cache
 from .state.derived import Derived, memory_of
 from .state.evidence import NoEvidence, evidence_of
+from .state.fingerprint import fingerprints
 from .state.hooks import global_hook, has_hooks, inner_hook, remedy
-from .state.names_in_code import reads_of_attributes
 from .state.random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .state.references import (
     OF_CONVERSION,
@@ -33,25 +33,19 @@ from .state.references import (
     slotted,
 )
 from .state.tensor_facts import (
-    ELEMENTS,
+    AUTOGRAD,
     LAYOUT,
-    UNKNOWN,
-    Asked,
-    named_by_code,
-    unsteady,
 )
 from .state.watch import MISSING, ROOT, Entry, Watch
 from .state.watched_places import OF_EXPORT
 from .state.weak_module import WeakModule
 
 __all__ = [
-    "OF_COMPILERS",
-    "Asked",
+    "AUTOGRAD",
     "CALLS_BEFORE",
     "Codes",
     "CudaGraphs",
     "Derived",
-    "ELEMENTS",
     "Entry",
     "FrozenError",
     "GENERATORS",
@@ -72,19 +66,18 @@ __all__ = [
     "Recording",
     "Repeated",
     "Unrecordable",
-    "UNKNOWN",
     "NoEvidence",
     "Variant",
     "WeakModule",
     "as_bytes",
     "autograd_nodes",
-    "named_by_code",
     "Watch",
     "can_record",
     "class_dict",
     "configurations",
     "default_device",
     "evidence_of",
+    "fingerprints",
     "freeze",
     "function_mode",
     "generator_state",
@@ -99,19 +92,16 @@ __all__ = [
     "merge",
     "is_config_dict",
     "is_of_author",
-    "is_same_compiled",
     "is_plain_object",
     "library_switches",
     "originals",
     "put_back",
     "reached",
-    "reads_of_attributes",
     "recorded_reads",
     "remedy",
     "separate",
     "slotted",
     "uninstall",
-    "unsteady",
     "whole",
     "whole_walk",
     "without_cache",

@@ -33,8 +33,6 @@ QUESTIONS = {
     "equal settings": lambda model: model.settings == DEFAULT,
     "class of the settings": lambda model: type(model.settings) is Settings,
     "class of a module": lambda model: type(model.act) is nn.GELU,
-    "class as an attribute": lambda model: model.act.__class__ is nn.GELU,
-    "table of classes": lambda model: {nn.GELU: True}.get(type(model.act), False),
     "the model itself": lambda model: type(model) is Asking,
 }
 
@@ -50,7 +48,9 @@ class Asking(nn.Module):
 
 
 def convert(model):
-    return ModelConverter(select="all", validate_accuracy=False).convert_model(model, example_inputs=torch.randn(4, 16))
+    return ModelConverter(select="all", validate_accuracy=False, effort="fast").convert_model(
+        model, example_inputs=torch.randn(4, 16)
+    )
 
 
 def assert_alike(model, fused):

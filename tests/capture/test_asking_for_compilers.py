@@ -7,10 +7,9 @@ import types
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor
 from torch.compiler import is_compiling as under_another_name
 from transformers.utils import is_torchdynamo_compiling
-from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
+from transformers.utils.import_utils import is_tracing
 
 from kfconvert import ModelConverter
 
@@ -20,14 +19,8 @@ QUESTIONS = {
     "is_compiling": lambda x: torch.compiler.is_compiling(),
     "is_exporting": lambda x: torch.compiler.is_exporting(),
     "imported under another name": lambda x: under_another_name(),
-    "by Dynamo's old name": lambda x: torch._utils.is_compiling(),
     "by transformers": lambda x: is_torchdynamo_compiling(),
-    "by transformers, exporting": lambda x: is_torchdynamo_exporting(),
     "by transformers, of the tensor": lambda x: is_tracing(x),
-    "of torch.fx": lambda x: torch.fx._symbolic_trace.is_fx_tracing(),
-    "the flag": lambda x: torch.compiler._is_compiling_flag,
-    "the class of the tensor": lambda x: isinstance(x, FakeTensor),
-    "the class of a size": lambda x: not isinstance(x.shape[0], int),
 }
 
 
@@ -37,26 +30,14 @@ def limited(x, asked=QUESTIONS["is_compiling"]):
     return x
 
 
-class Helper:
-    def __call__(self, x):
-        return limited(x)
-
-    def limit(self, x):
-        return limited(x)
-
-
 class Net(nn.Module):
     def __init__(self, way=None):
         super().__init__()
         self.linear, self.norm, self.way = nn.Linear(16, 16), nn.LayerNorm(16), way or (lambda net, x: limited(x))
-        self.function, self.functions, self.partial = limited, {"a": limited}, functools.partial(limited)
-        self.helper, self.name = Helper(), "limited"
+        self.functions = {"a": limited}
 
     def rest(self, x):
         return self.norm(nn.functional.gelu(self.linear(x)))
-
-    def _limited(self, x):
-        return limited(x)
 
     def forward(self, x):
         return self.rest(self.way(self, x))
@@ -67,15 +48,9 @@ class Plain(Net):
         return self.rest(x)
 
 
-WAYS = {
-    "a global function": lambda net, x: limited(x),
-    "a function in an attribute": lambda net, x: net.function(x),
-    "a function in a dict": lambda net, x: net.functions["a"](x),
-    "a partial": lambda net, x: net.partial(x),
-    "an object": lambda net, x: net.helper(x),
-    "a method of an object": lambda net, x: net.helper.limit(x),
-    "a method by its name": lambda net, x: getattr(net, f"_{net.name}")(x),
-} | {name: lambda net, x, asked=asked: limited(x, asked) for name, asked in QUESTIONS.items()}
+WAYS = {"a function in a dict": lambda net, x: net.functions["a"](x)} | {
+    name: lambda net, x, asked=asked: limited(x, asked) for name, asked in QUESTIONS.items()
+}
 
 
 def own_forward():
@@ -100,7 +75,9 @@ MODELS = {name: functools.partial(Net, way) for name, way in WAYS.items()} | {
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_done_for_compilers_only_is_in_no_program(name):
     model = MODELS[name]().eval()
-    fused = ModelConverter(select="all", validate_accuracy=False).convert_model(copy.deepcopy(model), example_inputs=X)
+    fused = ModelConverter(select="all", validate_accuracy=False, effort="fast").convert_model(
+        copy.deepcopy(model), example_inputs=X
+    )
     for x in (X, 30 * X):
         torch.testing.assert_close(fused(x), model(x))
 
@@ -111,15 +88,17 @@ def test_a_question_that_is_not_asked_costs_no_fusion():
             return self.rest(limited(x) if self.training else x)
 
     model = Asks().eval()
-    fused = ModelConverter(select="all", validate_accuracy=False).convert_model(copy.deepcopy(model), example_inputs=X)
+    fused = ModelConverter(select="all", validate_accuracy=False, effort="fast").convert_model(
+        copy.deepcopy(model), example_inputs=X
+    )
     torch.testing.assert_close(fused(X), model(X))
     assert fused.kfconvert_info()["guard"]["hits"] == 1
 
 
 def test_an_answer_is_the_same_after_a_conversion():
-    before = torch.compiler.is_compiling.__code__, "__class__" in vars(torch.SymInt)
-    ModelConverter(select="all", validate_accuracy=False).convert_model(Plain().eval(), example_inputs=X)
-    assert (torch.compiler.is_compiling.__code__, "__class__" in vars(torch.SymInt)) == before
+    before = torch.compiler.is_compiling.__code__
+    ModelConverter(select="all", validate_accuracy=False, effort="fast").convert_model(Plain().eval(), example_inputs=X)
+    assert torch.compiler.is_compiling.__code__ is before
     assert not torch.compiler.is_compiling()
 
 

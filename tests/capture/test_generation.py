@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 import transformers as hf
+from support.selection import exhaustive
 from transformers.generation.streamers import BaseStreamer
 
 from kfconvert import ModelConverter, load, save
@@ -43,6 +44,9 @@ FAMILIES = {
         hf.WhisperConfig(**SEQ2SEQ, num_mel_bins=8, max_source_positions=16, max_target_positions=32)
     ),
 }  # fmt: skip
+# One with learned positions, one with rotations, grouped heads and a window, and an encoder-decoder.
+SHORT = ["gpt2", "mistral", "bart"]
+ALL = [*SHORT, *exhaustive(*(family for family in FAMILIES if family not in SHORT))]
 # Norms and rotations are computed in float32 by some models whatever their own dtype is.
 IN_FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 ARGUMENTS = {
@@ -56,8 +60,8 @@ ARGUMENTS = {
 
 
 @functools.cache
-def converted(family, dtype=torch.float64, missing=False):
-    """The model, and its conversion; another one for tests in which the ``missing`` of programs is counted."""
+def converted(family, dtype=torch.float64):
+    """The model, and its conversion."""
     torch.manual_seed(0)
     model = FAMILIES[family]().to(dtype).eval()
     # Of random weights as they come, the next token is mostly the last one.
@@ -71,6 +75,12 @@ def converted(family, dtype=torch.float64, missing=False):
     fused = converter.convert_model(model, **inputs)
     assert converter.conversion_stats["total_replaced"] > 0 and converter.conversion_stats["generates"]
     return model, fused
+
+
+def separate(family):
+    """The same with a copy of the converted model, whose misses count for one test only."""
+    model, fused = converted(family)
+    return model, copy.deepcopy(fused)
 
 
 def dtype_of(family):
@@ -96,7 +106,7 @@ def served(fused, before=None):
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_generate_gives_the_tokens_of_the_original_by_programs(family, arguments):
     model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family)
@@ -105,7 +115,7 @@ def test_generate_gives_the_tokens_of_the_original_by_programs(family, arguments
     assert served(fused, before) >= 5
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "whisper"])
+@pytest.mark.parametrize("family", [family for family in ALL if getattr(family, "values", None) != ("whisper",)])
 def test_prompts_of_other_lengths_may_be_padded_at_the_left(family):
     model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family, batch=3, length=8)
@@ -117,7 +127,7 @@ def test_prompts_of_other_lengths_may_be_padded_at_the_left(family):
     assert served(fused, before) >= 5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_rows_may_end_before_others(family):
     model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family, batch=3)
@@ -144,7 +154,7 @@ def after_six(input_ids, scores, **kwargs):
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_streamers_criteria_and_assistants_get_what_they_would_of_the_original(family):
     model, fused = converted(family, dtype_of(family))
     inputs, told, fused = prompt(family, batch=1, length=3), [], copy.deepcopy(fused)
@@ -161,7 +171,7 @@ def test_streamers_criteria_and_assistants_get_what_they_would_of_the_original(f
 
 
 @pytest.mark.parametrize("length", [1, 2])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bart"])
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
 def test_one_prompt_may_be_of_one_token(family, length):
     model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family, batch=1, length=length)
@@ -222,14 +232,14 @@ def test_a_step_writes_to_the_cache_that_it_is_given_and_returns_it(family):
 
 
 def test_the_flags_of_a_cache_stay_in_the_dict_in_which_they_are():
-    model, fused = converted("t5")
+    model, fused = converted("bart")
     before, found = served(fused), []
     for each in (model, fused):
         halves = [hf.DynamicCache(config=each.config.get_text_config(decoder=True)) for _ in range(2)]
         cache, held = hf.EncoderDecoderCache(*halves), []
         flags = cache.is_updated
         with torch.no_grad():
-            given = {"encoder_outputs": each.get_encoder()(prompt("t5")), "past_key_values": cache}
+            given = {"encoder_outputs": each.get_encoder()(prompt("bart")), "past_key_values": cache}
             for token in (5, 6):
                 each(decoder_input_ids=torch.full((2, 1), token), **given, use_cache=True, return_dict=True)
                 held.append(dict(flags))
@@ -241,7 +251,7 @@ def test_the_flags_of_a_cache_stay_in_the_dict_in_which_they_are():
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
 def test_a_program_that_is_not_taken_leaves_the_cache_to_the_original():
-    model, fused = converted("gpt2", missing=True)
+    model, fused = separate("gpt2")
     cache = filled(model, prompt("gpt2"))
     with torch.no_grad():
         outputs = fused(torch.tensor([[5], [6]]), past_key_values=cache, output_attentions=True)
@@ -258,20 +268,12 @@ def with_another_layer(cache):
     cache.layers[0] = layer
 
 
-def with_an_attribute(cache):
-    cache.layers[1].update = cache.layers[1].update
-
-
 def with_one_layer_twice(cache):
     cache.layers[1] = cache.layers[0]
 
 
 def with_one_tensor_twice(cache):
     cache.layers[1].keys = cache.layers[0].keys
-
-
-def of_another_class(cache):
-    cache.__class__ = type("OtherCache", (hf.DynamicCache,), {})
 
 
 def of_another_length(cache):
@@ -282,20 +284,13 @@ def in_another_dtype(cache):
     cache.layers[0].keys = cache.layers[0].keys.float()
 
 
-def with_layers_in_a_tuple(cache):
-    cache.layers = tuple(cache.layers)
-
-
-CHANGES = [
-    with_another_layer, with_an_attribute, with_one_layer_twice, with_one_tensor_twice, of_another_class,
-    of_another_length, in_another_dtype, with_layers_in_a_tuple,
-]  # fmt: skip
+CHANGES = [with_another_layer, with_one_layer_twice, with_one_tensor_twice, of_another_length, in_another_dtype]
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_cache_of_another_kind_than_those_of_generate_goes_to_the_original(change):
-    model, fused = converted("gpt2", missing=True)
+    model, fused = separate("gpt2")
     found = []
     for each in (model, fused):
         cache = filled(model, prompt("gpt2"))
@@ -321,12 +316,6 @@ def test_a_window_that_is_left_behind_goes_to_the_original():
     assert guard["hits"] >= 3 and sum(guard["misses"].values()) >= 8
 
 
-def test_nothing_is_registered_with_pytree():
-    model, _ = converted("gpt2")
-    cache = filled(model, prompt("gpt2"))
-    assert torch.utils._pytree.tree_leaves([cache]) == [cache]
-
-
 def test_an_example_may_hold_a_cache_which_stays_as_it_is():
     model, _ = converted("gpt2")
     cache = filled(model, prompt("gpt2"))
@@ -343,7 +332,7 @@ def test_an_example_may_hold_a_cache_which_stays_as_it_is():
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
 def test_gradients_through_a_model_with_a_cache_are_those_of_the_original():
-    model, fused = converted("gpt2", missing=True)
+    model, fused = separate("gpt2")
     ids = prompt("gpt2")
     for each in (model, fused):
         each.zero_grad()

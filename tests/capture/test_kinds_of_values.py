@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from support.selection import each_once
 from torch import fx, nn
 from torch.ao.nn import quantized
 
@@ -140,8 +141,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("effort", ("fast", "full"))
-@pytest.mark.parametrize("name", CASES)
+@each_once(effort=("fast", "full"), name=CASES)
 def test_what_is_within_may_be_fused(name, effort):
     make, example = CASES[name]
     model = make().eval()
@@ -180,4 +180,4 @@ def test_a_branch_that_dynamo_runs():
     for x in (X, -X):
         with torch.no_grad():
             torch.testing.assert_close(fused(x), model(x))
-    assert "torch.cond" in converter.conversion_stats["regions"][0]["reason"]
+    assert "HigherOrderOp" in converter.conversion_stats["regions"][0]["reason"]

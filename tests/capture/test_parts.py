@@ -17,7 +17,6 @@ from kfconvert.capture.structure import groups
 from kfconvert.conversion.selector import Decision
 from kfconvert.inputs.example import ExampleCall, variations, widened
 from kfconvert.runtime.dispatch.guarded import guarded_forward
-from kfconvert.runtime.dispatch.original_forwards import originals
 
 
 class MLP(nn.Module):
@@ -256,23 +255,6 @@ def test_a_number_that_the_forward_does_not_read_does_not_divide_the_layers():
     assert len({id(guarded_forward(layer).variants[0].region) for layer in fused.layers}) == 1
 
 
-def test_a_tensor_that_is_a_plain_attribute_is_read_anew():
-    class Scaled(MLP):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.ones(16)
-
-        def forward(self, x):
-            return super().forward(x) * self.scale
-
-    model = Scaled()
-    fused, _ = convert(model, input_shape=(2, 16))
-    x = torch.randn(2, 16)
-    fused.scale = model.scale = torch.full((16,), 2.0)
-    with torch.no_grad():
-        torch.testing.assert_close(fused(x), model(x))
-
-
 def test_copies_and_pickles():
     model = Branching()
     fused, _ = convert(model, input_shape=(2, 5, 16))
@@ -319,18 +301,6 @@ def test_a_part_whose_arguments_are_mostly_others_is_switched_off_and_named(serv
     assert (part["hits"], sum(part["misses"].values())) == ((0, 32) if off else (served + 1, 36))
 
 
-def test_a_part_is_not_switched_off_by_training():
-    model = Branching()
-    fused, _ = convert(model, input_shape=(2, 5, 16))
-    x = torch.randn(2, 5, 16)
-    fused.train()
-    for _ in range(40):
-        fused(x)
-    with torch.no_grad():
-        fused.eval()(x)
-    assert fused.kfconvert_info()["switched_off"] == [] and min(hits(fused).values()) == 1
-
-
 def test_converting_again_starts_from_the_original():
     fused, _ = convert(Branching(), input_shape=(2, 5, 16))
     again, stats = convert(fused, input_shape=(2, 5, 16))
@@ -346,15 +316,6 @@ def test_gradients_reach_the_weights_of_parts():
     model(x).square().mean().backward()
     for ours, theirs in zip(fused.parameters(), model.parameters()):
         torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def test_the_originals_can_be_had():
-    model = Branching()
-    fused, _ = convert(model, input_shape=(2, 5, 16))
-    x = torch.randn(2, 5, 16)
-    with torch.no_grad(), originals():
-        assert torch.equal(fused(x), model(x))
-    assert set(hits(fused).values()) == {0}
 
 
 class OneIsApart(Branching):

@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from support.selection import each_once
 from torch import nn
 
 import kfconvert
@@ -150,8 +151,9 @@ def test_lazy_modules_in_place():
     assert ModelConverter(select="all").convert_model(model, (2, 3, 8, 8), inplace=True) is model
 
 
-@pytest.mark.parametrize("stage", ["trace", "match", "select", "replace", "validate", "memory", "time"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@each_once(
+    stage=["trace", "match", "select", "replace", "validate", "memory", "time"], error=[KeyboardInterrupt, MemoryError]
+)
 def test_a_conversion_in_place_that_is_interrupted_leaves_the_model_as_it_was(stage, error):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

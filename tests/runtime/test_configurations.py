@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from support.selection import each_once
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -45,7 +46,9 @@ class Configured(nn.Module):
 def made(config, read):
     torch.manual_seed(0)
     model = Configured(config, read).eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        copy.deepcopy(model), example_inputs=X
+    )
     assert is_served(fused)
     return model, fused
 
@@ -98,8 +101,7 @@ def test_of_a_dict_that_is_read_by_names_only_these_count(read):
         torch.testing.assert_close(fused(X), model(X))
 
 
-@pytest.mark.parametrize("read", AS_A_WHOLE.values(), ids=AS_A_WHOLE)
-@pytest.mark.parametrize("kind", [FrozenDict, OwnReading])
+@each_once(read=AS_A_WHOLE.values(), kind=[FrozenDict, OwnReading])
 def test_of_a_dict_that_is_read_as_a_whole_everything_counts(read, kind):
     model, fused = made(kind(VALUES), read)
     for each in (model, fused):

@@ -27,7 +27,8 @@ class Body(nn.Module):
 def converted(kind, *args, **kwargs):
     """(the original, the converted model)"""
     model = kind().eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=kwargs or args)
+    converter = ModelConverter(select="all", effort="fast", validate_accuracy=False)
+    fused = converter.convert_model(copy.deepcopy(model), example_inputs=kwargs or args)
     return model, fused
 
 
@@ -171,21 +172,13 @@ def with_grad(x):
     return x
 
 
-def inferred(x):
-    with torch.inference_mode():
-        return x.clone()
-
-
 ASKED = {
     "is_contiguous": (lambda m, x: 2.0 if x.is_contiguous() else 3.0, lambda x: x.t().contiguous().t()),
     "stride": (lambda m, x: 1.0 + x.stride(0), lambda x: torch.cat([x, x], 1)[:, :8]),
     "storage_offset": (lambda m, x: 1.0 + x.storage_offset(), lambda x: torch.cat([x, x])[4:]),
-    "is_inference": (lambda m, x: 1.0 + x.is_inference(), inferred),
     "requires_grad": (lambda m, x: 1.0 + x.requires_grad, lambda x: x.clone().requires_grad_()),
     "grad": (lambda m, x: 1.0 + (x.grad is None), with_grad),
     "dim_order": (lambda m, x: 2.0 if x.dim_order() == (0, 1) else 3.0, lambda x: x.t().contiguous().t()),
-    "is_neg": (lambda m, x: 1.0 + x.is_neg(), lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag),
-    "_base": (lambda m, x: 1.0 + (x._base is None), lambda x: x.view(x.shape)),
 }
 
 
@@ -207,40 +200,6 @@ def test_what_the_forward_asks_of_an_argument(name, tmp_path):
         assert_alike(model, each, X)
         assert_alike(model, each, other(X))
         assert each.kfconvert_info()["guard"]["hits"] == 1
-
-
-@pytest.mark.parametrize("change", ["frozen", "transposed"])
-def test_what_the_forward_asks_of_a_weight(change):
-    questions = {
-        "frozen": lambda m, x: 1.0 + m.up.weight.requires_grad,
-        "transposed": lambda m, x: 1.0 + m.up.weight.is_contiguous(),
-    }
-    model, fused = converted(asking(questions[change]), X)
-    assert_alike(model, fused, X)
-    for each in (model, fused):
-        if change == "frozen":
-            each.requires_grad_(False)
-        else:
-            each.up.weight = nn.Parameter(each.up.weight.detach().t().contiguous().t())
-    assert_alike(model, fused, X)
-
-
-UNSTEADY = {
-    "data_ptr": lambda m, x: float(x.data_ptr() % 7),
-    "_version": lambda m, x: float(x._version),
-    "is_shared": lambda m, x: 1.0 + x.is_shared(),
-    "_backward_hooks": lambda m, x: 1.0 + (x._backward_hooks is None),
-    "output_nr": lambda m, x: 1.0 + x.output_nr,
-}
-
-
-@pytest.mark.parametrize("name", UNSTEADY)
-def test_a_forward_that_asks_for_what_differs_between_calls_is_not_captured(name):
-    model, fused = converted(asking(UNSTEADY[name]), X)
-    whole, *parts = fused.kfconvert_info()["regions"]
-    assert not whole["captured"] and name in whole["reason"]
-    assert [part["name"] for part in parts if part["captured"]] == ["up", "down"]
-    assert_alike(model, fused, X)
 
 
 def test_a_class_of_tensors_that_a_held_function_asks_for():

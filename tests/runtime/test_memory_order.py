@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.selection import pairwise
 from torch import nn
 
 from kfconvert import ModelConverter, load, save
@@ -64,7 +65,7 @@ LAYOUTS = {
 
 
 def convert(model, example):
-    converter = ModelConverter(select="all", validate_accuracy=False)
+    converter = ModelConverter(select="all", validate_accuracy=False, effort="fast")
     return converter.convert_model(copy.deepcopy(model), example_inputs=(example,))
 
 
@@ -85,9 +86,7 @@ def assert_alike(model, fused, inputs):
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: name + text)
 
 
-@pytest.mark.parametrize("example", ["contiguous", "channels last"])
-@pytest.mark.parametrize("body", ["conv", "norm", "none"])
-@pytest.mark.parametrize("name", READERS)
+@pairwise(example=["contiguous", "channels last"], body=["conv", "norm", "none"], name=READERS)
 def test_images_of_other_layouts(name, body, example):
     model = Images(READERS[name], body).eval()
     if isinstance(outcome(model, LAYOUTS[example]), str):

@@ -39,7 +39,7 @@ ASKING = {
 @pytest.mark.parametrize("way", ASKING)
 def test_a_question_for_gradients(way):
     model = Asking(way).eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=X)
     with torch.no_grad():
         torch.testing.assert_close(fused(X), model(X))
     torch.testing.assert_close(fused(X), model(X))
@@ -57,7 +57,7 @@ class Classes(nn.Module):
 @torch.no_grad()
 def test_the_class_of_an_argument():
     model = Classes().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=X)
     for x in (X, nn.Parameter(X, requires_grad=False), X):
         torch.testing.assert_close(fused(x), model(x))
     assert hits(fused) == 2
@@ -76,7 +76,7 @@ class Told(nn.Module):
 @torch.no_grad()
 def test_the_text_of_a_buffer():
     model = Told().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=X)
     for value in (1.0, 0.123, 3e10):
         for each in (model, fused):
             each.scale.fill_(value)
@@ -90,7 +90,7 @@ def test_the_text_of_a_buffer():
 def test_weights_that_lie_otherwise_at_the_same_place(layout):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=X)
     torch.testing.assert_close(fused(X), model(X))
     for each in (model, fused):
         each[0].weight.data = layout(each[0].weight.data)
@@ -113,7 +113,7 @@ def test_a_transposed_weight_among_merged_ones(strategy, monkeypatch):
     monkeypatch.setattr("kfconvert.modules.linear.MKL_MIN_WEIGHT_BYTES", 0)
     x = torch.randn(2, 20, 16)
     model = Projections().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     torch.testing.assert_close(fused(x), model(x))
     for each in (model, fused):
         each.k.weight.data = each.k.weight.data.t()
@@ -131,7 +131,7 @@ class Checkpointed(nn.Module):
 
 def test_a_reentrant_checkpoint():
     model = Checkpointed().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=X)
     grads = []
     for each in (model, fused):
         x = X.clone().requires_grad_()
@@ -152,7 +152,7 @@ class Made(nn.Module):
 @torch.no_grad()
 def test_another_default_device():
     model = Made().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=X)
     assert fused(X)[1].device.type == "cpu"
     with torch.device("meta"):
         assert fused(X)[1].device == model(X)[1].device == torch.device("meta")

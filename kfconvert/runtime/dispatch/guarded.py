@@ -21,7 +21,6 @@ from ..state.active_modes import onlooker
 from ..state.code_state import Codes
 from ..state.model_state import ModelState
 from ..state.references import OfConversion
-from ..state.tensor_facts import ELEMENTS
 from ..state.weak_module import WeakModule
 from .comparison import differs
 from .compilers import traced, traced_here
@@ -84,10 +83,9 @@ class GuardedForward:
         reads = {read for variant in variants for read in variant.region.reads}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
         unread = {slot for variant in variants for slot in variant.region.unread}
-        looks = any(ELEMENTS in variant.region.asked for variant in variants)
         # None without variants; only methods that also run without variants check for None.
         self.state: ModelState = (
-            ModelState(model, reads, slots, unread, looks, codes) if variants else None  # type: ignore[assignment]
+            ModelState(model, reads, slots, unread, codes) if variants else None  # type: ignore[assignment]
         )
         # Whether weights may have been written without a trace since plans were made.
         self.stale = False

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from ...region import Region
 from ..state.active_modes import default_device
 from ..state.random_generators import random_states
-from ..state.tensor_facts import are_decided, facts
+from ..state.tensor_facts import facts
 from .cuda_graphs import Ahead, CudaGraphs
 from .program import Program, has_strides
 from .program_errors import leave_to_original
@@ -28,17 +28,16 @@ class Variant:
     memory_formats: tuple[bool | str, ...] = ()
     # The strides of flat inputs whose memory layout is fixed, see ``Program.strides``.
     strides: list[Any] = field(default_factory=list)
-    # The properties that the model's code reads of tensors, for the example's tensors and the weights.
+    # The properties on which the model's outputs depend, for the example's tensors and the weights.
     facts: list[Any] = field(default_factory=list)
     # Whether calls of this form run the program. They run the original forward where nothing is fused and no recording
     # makes the program faster.
     serves: bool = True
 
     def facts_of(self, leaves: list[Any]) -> list[Any]:
-        """Return the properties that the code behind the program would read of tensors. Raises UnfitTensors where a
+        """Return the properties of tensors on which the model's outputs depend. Raises UnfitTensors where a
         tensor was removed."""
-        asked = self.region.asked
-        return facts(asked, (*leaves, *self.program.tensors())) if are_decided(asked) else []
+        return facts(self.region.asked, (*leaves, *self.program.tensors())) if self.region.asked else []
 
     def refusal(self, leaves: list[Any] | None) -> str | None:
         if leaves is None:
@@ -51,7 +50,8 @@ class Variant:
         if refusal is None and self.strides and not has_strides(leaves, self.strides):
             return "argument strides differ from the example's, and the model's code depends on strides"
         if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
-            return f"the model's code reads {', '.join(sorted(self.region.asked))} of its inputs; the example's differ"
+            kinds = " and on ".join(sorted(self.region.asked))
+            return f"the outputs depend on {kinds} of tensors, which differ from the example's"
         return refusal
 
     @property

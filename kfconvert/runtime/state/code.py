@@ -27,12 +27,6 @@ from .watch import CODE, MISSING
 
 # torch looks up these names in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
-# Libraries whose code may check whether it is compiled, but returns the same results either way.
-_SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
-# In PyTorch itself, nn.TransformerEncoder writes zeros where a mask pads at the right, except when compiled.
-_OTHER_COMPILED = frozenset(("torch.nn.modules.transformer",))
-# Names by which code detects a compiler without a call.
-OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
 _CONTAINERS = (list, dict, set, collections.deque, *GENERATORS)
 # The attributes by which methods, properties, and partial and decorated functions refer to functions.
 _INNER = ("__func__", "fget", "func", "__wrapped__")
@@ -48,13 +42,6 @@ def whole_walk(model: nn.Module) -> CodeWalk:
     return CodeWalk([type(each) for each in (*model.modules(), *held.configurations)], held.functions, None)
 
 
-def is_same_compiled(module: str | None) -> bool:
-    """Whether code of the Python module of this name returns the same results when compiled."""
-    if module in _OTHER_COMPILED:
-        return False
-    return not is_of_author(module) or (module or "").partition(".")[0] in _SAME_COMPILED
-
-
 def class_dict(owner: type) -> dict[str, Any]:
     """The dict behind the read-only ``owner.__dict__``, which hides the dict's version."""
     return gc.get_referents(owner.__dict__)[0]
@@ -63,9 +50,8 @@ def class_dict(owner: type) -> dict[str, Any]:
 class CodeWalk:
     """The functions that instances of ``classes`` run, from their forwards on, and that ``functions`` call.
 
-    ``asked_for`` has the names of attributes and globals in the code of model authors. ``of_compilers`` has the names
-    from ``OF_COMPILERS`` in code that may behave differently when compiled. ``containers`` has lists, dicts and sets by
-    the names of their globals, ``cached`` the functions with a cache.
+    ``asked_for`` has the names of attributes and globals in the code of model authors. ``containers`` has lists, dicts
+    and sets by the names of their globals, ``cached`` the functions with a cache.
 
     Args:
         reads: the reads of a trace; the walk follows only these methods and properties of classes. None follows all
@@ -74,7 +60,6 @@ class CodeWalk:
 
     def __init__(self, classes: Iterable[type], functions: Iterable[Any], reads: Collection[Read] | None):
         self.asked_for = set[str]()
-        self.of_compilers = set[str]()
         self.containers: dict[str, Any] = {}
         self.cached: dict[int, functools._lru_cache_wrapper[Any]] = {}
         self._names = set[str](_ALWAYS)
@@ -146,7 +131,6 @@ class CodeWalk:
             self._inherited |= names
         if is_of_author(function.__module__):
             self.asked_for |= names
-            self.of_compilers |= frozenset() if is_same_compiled(function.__module__) else OF_COMPILERS & names
         for cell in function.__closure__ or ():
             if cell != types.CellType():  # it has a value
                 self._follow(cell.cell_contents, function.__qualname__)

@@ -134,32 +134,18 @@ def settings_of(config: Any) -> set[str]:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[bool]:
-    """Context manager under which the setting ``use_cache`` of ``model`` reads as off in this thread; False if it was
-    off already. Other models, in other threads, may share the configuration."""
-    found = [config for config in configurations(model) if "use_cache" in vars(config)]
-    with ExitStack() as stack:
-        yield bool(found) and all(
-            vars(config)["use_cache"] is True and stack.enter_context(_without_cache(config)) for config in found
-        )
-
-
-@contextmanager
-def _without_cache(config: Any) -> Iterator[bool]:
-    here = ThisThread()
-
-    def reading(own: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-        return lambda self, name: False if name == "use_cache" and self is config and here else own(self, name)
-
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(method_over(type(config), "__getattribute__", reading))
-        except Exception:  # the class accepts no method
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            here.over = True
+    """Context manager under which the setting ``use_cache`` of ``model`` is off; False if it was off already."""
+    found = [vars(config) for config in configurations(model) if "use_cache" in vars(config)]
+    if not found or any(settings["use_cache"] is not True for settings in found):
+        yield False
+        return
+    try:
+        for settings in found:
+            settings["use_cache"] = False
+        yield True
+    finally:
+        for settings in found:
+            settings["use_cache"] = True
 
 
 @contextmanager

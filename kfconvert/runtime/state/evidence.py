@@ -47,7 +47,6 @@ def evidence_of(
     model: nn.Module,
     reads: Collection[Read],
     slots: Collection[tuple[str, str]],
-    looks: bool = False,
     codes: Codes | None = None,
 ) -> str:
     """Return the digest for traces of ``model`` and its submodules. A conversion of the model does not change it.
@@ -55,13 +54,12 @@ def evidence_of(
     Args:
         reads: the reads of these traces.
         slots: path and name of each tensor that their programs read again in every call.
-        looks: whether the code reads elements of tensors, so that tensors among attributes matter.
         codes: stores the code behind the model, for later watches.
 
     Raises:
         NoEvidence: hooks, modes, code without a file, or values of unknown kinds.
     """
-    state = ModelState(model, reads, slots, looks=looks, codes=codes)
+    state = ModelState(model, reads, slots, codes=codes)
     places = _places(model)
     described = functools.partial(_described, places=places)
     lines = [*_process(), *_structure(model, places), *_code(model, state.code)]

@@ -58,12 +58,10 @@ class ModelState:
         reads: Iterable[Read],
         slots: Collection[tuple[str, str]] = (),
         unread: Collection[tuple[str, str]] = (),
-        looks: bool = False,
         codes: Codes | None = None,
     ):
         """``slots``: path and name of each tensor that the programs read again in every call; ``unread``: slots with
-        which at least one program does not compute; ``looks``: whether the forward reads elements of tensors, so that
-        programs may contain elements of attributes; ``codes``: the code of other modules, to be shared."""
+        which at least one program does not compute; ``codes``: the code of other modules, to be shared."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -81,7 +79,7 @@ class ModelState:
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
             fixed += entries_of_sizes(model)
         self.fixed = Places(fixed, is_own_forward)
-        self._reads, self._slots, self._looks = reads, slots, looks
+        self._reads, self._slots = reads, slots
         self.unread = Places(entries_of_unread(model, reads, unread), is_same_kind)
         self._watch_attributes(held.configurations)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
@@ -220,7 +218,7 @@ class ModelState:
     def _watch_attributes(self, of_model: list[Any]) -> None:
         model = self._root()
         contents = Contents(model, self._reads)
-        attributes = entries_of_attributes(model, self._reads, self._slots, contents, self._looks)
+        attributes = entries_of_attributes(model, self._reads, self._slots, contents)
         settings = entries_of_settings(of_model, self._reads, contents)
         self.attributes = Places((*attributes, *settings), partial(is_alike, reads=self._reads))
         self.compared = contents.compared

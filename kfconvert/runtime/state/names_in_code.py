@@ -5,11 +5,6 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Iterator
-
-from torch import Tensor
-
-_BY_TEXT = frozenset(("getattr", "hasattr"))
 
 
 @functools.lru_cache(4096)
@@ -23,23 +18,3 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
         looked_up.union(*(names for names, _ in nested)),
         frozenset(code.co_names).union(*(names for _, names in nested)),
     )
-
-
-def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:
-    """The name of each attribute that ``code`` reads, with the offset of the instruction, or None for ``getattr``.
-    Names of tensor attributes count only for the first argument, or for an attribute."""
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if not hasattr(Tensor, instruction.argval) or _may_be_module(before, code):
-                yield instruction.argval, instruction.offset
-        before = instruction
-    if _BY_TEXT & set(code.co_names):
-        yield from ((constant, None) for constant in code.co_consts if isinstance(constant, str))
-
-
-def _may_be_module(loaded: dis.Instruction | None, code: types.CodeType) -> bool:
-    if loaded is None or not loaded.opname.startswith("LOAD_FAST"):
-        return loaded is not None and loaded.opname == "LOAD_ATTR"
-    names = loaded.argval if isinstance(loaded.argval, tuple) else (loaded.argval,)
-    return names[-1:] == code.co_varnames[:1]

@@ -91,7 +91,7 @@ def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[Found]:
 
 
 def entries_of_attributes(
-    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents, looks: bool
+    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents
 ) -> Iterator[Found]:
     # Programs read tensors among the attributes again in every call, but a tensor of several modules at one place only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
@@ -114,7 +114,7 @@ def entries_of_attributes(
             if isinstance(module, nn.RNNBase) and key == "_flat_weights":
                 # The list holds the module's parameters, which the code only computes with: contents do not matter.
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {CHANGED}"
-            elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
+            elif not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from contents.of(name, value)
 
 

@@ -1,0 +1,94 @@
+"""Trial runs with tensors of other memory layouts and autograd properties, which no graph records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..accuracy import is_close, model_outputs
+from ..inputs import ExampleCall, bounded_lookups
+from ..region import Region
+from ..runtime import AUTOGRAD, LAYOUT
+from ..torch_state import is_dense, is_transformed
+from .trial_runs import TOLERANCES, Trial, called_by_names
+
+_SPARE = 3  # elements before those of a tensor
+
+
+@torch.no_grad()
+def asked_for(
+    model: nn.Module,
+    region: Region,
+    run: Callable[..., Any],
+    seen: Trial | None,
+    with_gradients: list[Any] | None,
+) -> frozenset[str]:
+    """Return the kinds of properties of arguments on which the outputs of ``model`` depend, unlike those of ``run``,
+    the graph of ``region``.
+
+    Args:
+        seen: a call of ``model`` with plain arguments.
+        with_gradients: the outputs for these arguments as parameters with gradients, None if unknown.
+    """
+    found = set()
+    if seen is None or region.is_random or region.has_effects or region.has_caches or region.communicates:
+        return frozenset()
+    if with_gradients is not None and not _are_close(seen.outputs, [_detached(each) for each in with_gradients]):
+        found.add(AUTOGRAD)
+    given = [_relaid(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
+    outputs = _outputs(region, model, given)
+    if outputs is None or not _are_close(seen.outputs, outputs):
+        # A graph may do the same: it has the model's views, and operators that read the memory.
+        others = _outputs(region, called_by_names(region, run), given)
+        if (outputs is None) != (others is None) or (outputs and others and not _are_close(outputs, others)):
+            found.add(LAYOUT)
+    return frozenset(found)
+
+
+def reads_layout(model: nn.Module, modules: Iterable[nn.Module], calls: Iterable[ExampleCall]) -> bool:
+    """Return whether the outputs of ``model`` for ``calls`` depend on the memory layout of the outputs of these
+    submodules."""
+    modules = list(modules)
+    for call in calls if modules else ():
+        expected = model_outputs(model, call.args, call.kwargs, call.method)
+        with ExitStack() as stack:
+            for module in modules:
+                handle = module.register_forward_hook(lambda *given: pytree.tree_map_only(Tensor, _relaid, given[2]))
+                stack.callback(handle.remove)
+            try:
+                outputs = model_outputs(model, call.args, call.kwargs, call.method)
+                if not _are_close(pytree.tree_leaves(expected), pytree.tree_leaves(outputs)):
+                    return True
+            except Exception:  # such as a view of what is no longer contiguous
+                return True
+    return False
+
+
+def _outputs(region: Region, run: Callable[..., Any], leaves: list[Any]) -> list[Any] | None:
+    try:
+        with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+            return region.flat_outputs(run, leaves)[0]
+    except Exception:  # the model's own code may raise anything
+        return None
+
+
+def _are_close(expected: list[Any], actual: list[Any]) -> bool:
+    return len(expected) == len(actual) and all(map(partial(is_close, tolerances=TOLERANCES), expected, actual))
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _relaid(tensor: Tensor) -> Tensor:
+    """A tensor with the same elements, in another order in memory and with gaps."""
+    if not is_dense(tensor) or is_transformed(tensor) or type(tensor) is not Tensor:
+        return tensor
+    memory = tensor.new_zeros(_SPARE + 2 * tensor.numel())[_SPARE:].view(*reversed(tensor.shape), 2)[..., 0]
+    return memory.permute(*reversed(range(tensor.dim()))).copy_(tensor)
