@@ -110,6 +110,11 @@ def config_of(statistics: dict[str, Any]) -> ConversionConfig:
     return ConversionConfig(**statistics.get("config") or {})
 
 
+def _call(example: Any, device: torch.device) -> ExampleCall:
+    inputs = build(example, device)
+    return ExampleCall(kwargs=inputs) if isinstance(inputs, dict) else ExampleCall(inputs)
+
+
 def _settled(model: nn.Module, device: torch.device, example: Any) -> Callable[[], None]:
     """Returns a function that restores the state of ``model`` after its first call. As in a conversion, the first call
     uses real tensors: otherwise a trace would store its tensors without data, for example in a global table.
@@ -119,8 +124,7 @@ def _settled(model: nn.Module, device: torch.device, example: Any) -> Callable[[
     """
     own_state = OwnState(model)
     if example is not None:
-        inputs = build(example, device)
-        call = ExampleCall(kwargs=inputs) if isinstance(inputs, dict) else ExampleCall(inputs)
+        call = _call(example, device)
         with suppress(Exception), torch.no_grad():  # a changed model may not accept them
             model(*call.args, **call.kwargs)
     own_state.settled()
@@ -161,7 +165,8 @@ def _captures(
             again += _part(model, recorded, device, known.parts[number] if known.parts else None)
             advance()
         if not known.parts:
-            note_layouts(model, again, forms[:1])
+            example = statistics.get("example")
+            note_layouts(model, again, forms[:1] or ([] if example is None else [_call(example, device)]))
     return gathered(model, forms, found, again)
 
 
