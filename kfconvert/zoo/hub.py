@@ -34,7 +34,8 @@ def exists(name: str, filename: str) -> bool:
     """
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachable("HF_HUB_OFFLINE is set")
-    _say_if_unreachable()
+    if (reason := _unreachable()) is not None:
+        raise HubUnreachable(reason)
     try:
         url = huggingface_hub.hf_hub_url(name, filename)
     except huggingface_hub.errors.HFValidationError:
@@ -58,12 +59,6 @@ def unknown(name: str) -> str | None:
     except HubUnreachable as error:
         return f"the Hugging Face hub cannot be reached ({error}) and it is not among the built-in architectures"
     return f"the Hugging Face hub has no model {name!r} that you may read"
-
-
-def _say_if_unreachable() -> None:
-    reason = _unreachable()
-    if reason:
-        raise HubUnreachable(reason)
 
 
 @cache

@@ -9,6 +9,7 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
+from support.selection import exhaustive
 
 import kfconvert
 from kfconvert import zoo
@@ -71,7 +72,7 @@ def test_a_configuration_with_more_than_the_arguments_of_the_class_is_read(tmp_p
         torch.testing.assert_close(kfconvert.load(tmp_path)(x).sample, model(x).sample, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": 20_000}], ids=["one file", "in parts"])
+@pytest.mark.parametrize("options", [*exhaustive({}), {"max_shard_size": 20_000}], ids=["one file", "in parts"])
 def test_both_libraries_read_what_was_saved(options, fused, tmp_path, traces):
     fused.save_pretrained(tmp_path / "out", **options)
     names = {file.name for file in (tmp_path / "out").iterdir()}
