@@ -72,25 +72,24 @@ def _stored(
         return None
     stored = {"graph": graph, "example": region.example, "modules": paths}
     try:
-        again = _made(model, device, stored, classes)[1].region
-        if any(unfit_tensor(model.get_submodule(path), again) is not None for path in paths[1:]):
-            return None
+        arguments, again = _region(model, device, stored, classes)
+        leaves = again.call.leaves((), arguments)
+        same = leaves is not None and again.guard.refusal(leaves) is None
+        same = same and all(unfit_tensor(model.get_submodule(path), again) is None for path in paths)
     except Exception as reason:  # on any error, load traces again
         _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
         return None
-    same = (again.guard, again.reads, again.outputs) == (region.guard, region.reads, region.outputs)
-    return stored if same else None
+    alike = (again.guard, again.reads, again.outputs) == (region.guard, region.reads, region.outputs)
+    return stored if same and alike else None
 
 
-def _made(
+def _region(
     model: nn.Module, device: torch.device, stored: dict[str, Any], classes: dict[ClassName, type]
-) -> tuple[dict[str, Any], Capture]:
-    """Returns the arguments and the capture of the first module of a stored graph."""
-    path, example = stored["modules"][0], stored["example"]
-    module, arguments = model.get_submodule(path), build(example, device)
-    form = CallForm(module.forward, (), arguments)
-    region = made_region(stored["graph"], form, example, classes)
-    return arguments, recaptured(module, path, region, form.leaves((), arguments))
+) -> tuple[dict[str, Any], Region]:
+    """Returns the arguments and the region of the first module of a stored graph."""
+    arguments = build(stored["example"], device)
+    form = CallForm(model.get_submodule(stored["modules"][0]).forward, (), arguments)
+    return arguments, made_region(stored["graph"], form, stored["example"], classes)
 
 
 def _evidence(model: nn.Module, places: Iterable[Places], codes: Codes | None) -> str:
@@ -152,9 +151,10 @@ class Graphs:
         def made(each: dict[str, Any] | None) -> Any:
             if each is None:
                 return None
-            found = _made(model, device, each, classes)
-            places.append((found[1].region, each["modules"]))
-            return found
+            arguments, region = _region(model, device, each, classes)
+            places.append((region, each["modules"]))
+            path, leaves = each["modules"][0], region.call.leaves((), arguments)
+            return arguments, recaptured(model.get_submodule(path), path, region, leaves)
 
         calls, parts = list(map(made, stored["calls"])), list(map(made, stored["parts"]))
         generation = None if stored["generation"] is None else list(map(made, stored["generation"]))

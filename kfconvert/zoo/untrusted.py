@@ -62,9 +62,12 @@ def checked_values(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
 def generation_config_of(values: Mapping[str, Any]) -> GenerationConfig:
     """Builds a GenerationConfig. Raises ZooError if a text chooses code, files or a network, or the class rejects the
     values."""
-    kept = _kept(values, "GenerationConfig")
+    for name, value in values.items():
+        # Its own texts choose among names, such as kinds of caches.
+        if not (_WORD.fullmatch(value) if isinstance(value, str) else not _reaches(name, value)):
+            raise ZooError(_REFUSAL.format(f"{name[:100]} of its GenerationConfig"))
     try:
-        return GenerationConfig.from_dict(kept)
+        return GenerationConfig.from_dict(dict(values))
     except Exception as error:  # as in config_of
         version = transformers.__version__
         raise ZooError(f"transformers {version} cannot make its GenerationConfig: {first_line(error)}") from error
