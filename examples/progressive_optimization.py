@@ -5,15 +5,14 @@
 You learn what each level costs and brings: elementary operations, PyTorch's operators for several of them, TorchScript,
 torch.compile, Triton, CUDA or C++, for add_mul_exp, layer_norm, linear_gelu, attention and transformer_block. Each is
 checked against float64; a level that this device cannot run is named with the reason. At the end a transformer block of
-plain PyTorch is converted: the same steps, found and measured by kfconvert. `kfconvert levels` shows the tables alone.
+plain PyTorch is converted: the same steps, found and measured by kfconvert.
 """
 
+import levels
 import torch
 from rich.console import Console
 from shared import converted, options_of
 from torch import nn
-
-from kfconvert import levels
 
 
 class Block(nn.Module):

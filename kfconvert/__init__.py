@@ -3,8 +3,8 @@
 Public API: ``auto_convert_model`` converts in one call, ``ModelConverter`` also has statistics, ``ConversionConfig``
 has options, ``save`` and ``load`` handle artifacts, ``export`` creates programs of ``torch.export``, ``freeze``
 prepares for deployment, ``register_pattern`` adds user-defined fusions. ``modules`` and ``ops`` have the fused modules
-and operators for direct use, ``kernels`` their implementations, and ``profiling`` measures them. ``levels`` has lessons
-from plain PyTorch to a kernel, and ``get_cuda_compiler`` compiles user CUDA sources.
+and operators for direct use, ``kernels`` their implementations, and ``profiling`` measures them.
+``get_cuda_compiler`` compiles user CUDA sources.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .version import __version__
 
 if TYPE_CHECKING:  # editors and type checkers do not evaluate __getattr__
-    from . import auto_convert, explain, jit, kernels, levels, modules, ops, profiling
+    from . import auto_convert, explain, jit, kernels, modules, ops, profiling
     from .artifact import ArtifactError, export, load, save
     from .converter import ConversionConfig, ConversionError, ModelConverter, auto_convert_model
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
@@ -48,7 +48,7 @@ _HOMES = {
     "unregister_pattern": "own_patterns",
     "validate_optimization": "validator",
 }
-_PACKAGES = ("auto_convert", "explain", "jit", "kernels", "levels", "modules", "ops", "profiling")
+_PACKAGES = ("auto_convert", "explain", "jit", "kernels", "modules", "ops", "profiling")
 
 __all__ = [
     "CUDA_AVAILABLE",
@@ -70,7 +70,6 @@ __all__ = [
     "get_cuda_compiler",
     "jit",
     "kernels",
-    "levels",
     "load",
     "modules",
     "ops",

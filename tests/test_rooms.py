@@ -10,7 +10,7 @@ FLOORS = """
 cli
 converter
 artifact
-validator zoo levels
+validator zoo
 conversion
 own_patterns generation
 capture
@@ -88,7 +88,6 @@ OTHERS = {
     ("__main__", "cli"),
     ("auto_convert", "second_names"),
     ("explain", "report"),
-    ("levels", "kernels"),
     ("kernels", "extension"),
     ("kernels", "ops"),
     ("kernels", "second_names"),

@@ -21,11 +21,10 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
-from ..levels import NAMES
 from ..version import __version__
 from . import streams
 from .messages import in_one_line, printable, unexpected
-from .options import BENCH, CONVERT, EXPLAIN, JSON, LEVELS, MULTIPLE, Model, options, spread
+from .options import BENCH, CONVERT, EXPLAIN, JSON, MULTIPLE, Model, options, spread
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,7 +79,6 @@ def command(ctx: click.Context, list_models: bool, version: bool, **given: Any) 
     kfconvert explain resnet50
     kfconvert bench resnet50 --batch-size 1 32
     kfconvert report out/ --open
-    kfconvert levels
     kfconvert doctor
     """
     said = [each for each in ctx.params if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
@@ -241,43 +239,6 @@ def compare(first: str, second: str, as_json: bool) -> None:
     for path, key in ((first, "only_first"), (second, "only_second")):
         if found[key]:
             click.echo(f"only in {printable(path)}: {', '.join(map(printable, found[key]))}")
-
-
-@command.command()
-@click.argument("lessons", nargs=-1, type=click.Choice(NAMES), metavar="[LESSON]...")
-@options(*LEVELS)
-@click.pass_context
-def levels(
-    ctx: click.Context, lessons: tuple[str, ...], device_name: str, size: str | None, plot: Path | None, as_json: bool
-) -> None:
-    """Compute the same at several levels: plain PyTorch, TorchScript, torch.compile, Triton, CUDA or C++.
-
-    Each level is checked against float64 and timed. Levels that the device cannot run are listed. LESSONs are
-    add_mul_exp, layer_norm, linear_gelu, attention and transformer_block (default: all).
-    """
-    if plot and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib: pip install 'kfconvert[plot]'")
-    if plot and not os.access(plot.absolute().parent, os.W_OK):
-        raise click.UsageError(f"--plot: cannot write to the folder {plot.absolute().parent}")
-    with contextlib.redirect_stdout(sys.stderr):
-        from .. import levels as lessons_of
-        from .jobs import device_and_dtype
-
-        place, _ = device_and_dtype(device_name, "float32")
-    results = []
-    for name in dict.fromkeys(lessons or NAMES):
-        with contextlib.redirect_stdout(sys.stderr):
-            results.append(lessons_of.run(name, place, size or ("full" if place.type == "cuda" else "small")))
-        if not as_json:
-            _show(lessons_of.table(results[-1]))
-    if as_json:
-        _json(lessons=[result.as_dict() for result in results])
-    if plot:
-        lessons_of.plot(results, plot)
-    problems = [problem for result in results for problem in result.problems]
-    for problem in problems:
-        _say_error(problem)
-    ctx.exit(EXIT_ERROR if problems else 0)
 
 
 @command.command()

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from .. import levels
-
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 # Options that take several values.
@@ -159,21 +157,6 @@ _MODULES = _several(
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print only JSON on stdout.")
 
-LEVELS = (
-    _DEVICE,
-    click.option(
-        "--size",
-        type=click.Choice(levels.SIZES),
-        help="Size of the inputs.  [default: full on CUDA, else small]",
-    ),
-    click.option(
-        "--plot",
-        type=click.Path(dir_okay=False, writable=True, path_type=Path),
-        metavar="FILE",
-        help="Write a bar chart of the times to FILE (PNG).",
-    ),
-    JSON,
-)
 BENCH = (
     _DEVICE,
     click.option(

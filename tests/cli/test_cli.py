@@ -192,7 +192,6 @@ def test_mistakes_get_one_line_and_exit_code_2(capsys, workplace, monkeypatch, a
         ["bench", "resnet5O", "--json"],
         ["report", "nowhere", "--json"],
         ["compare", "nowhere", "nowhere", "--json"],
-        ["levels", "--plot", "nowhere/plot.png", "--json"],
         ["lsit", "--json"],
     ],
     ids=" ".join,
@@ -435,7 +434,6 @@ def test_completion(capsys, monkeypatch, shell):
     for typed, completed in (
         ("kfconvert --models resnet50 --eff", "--effort"),
         ("kfconvert rep", "report"),
-        ("kfconvert levels lay", "layer_norm"),
         ("kfconvert explain resnet5", "resnet50"),
     ):
         monkeypatch.setenv("COMP_WORDS", typed)

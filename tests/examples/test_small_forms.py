@@ -10,12 +10,13 @@ import sys
 import warnings
 from pathlib import Path
 
+import levels
 import pytest
 import torch
+from levels import definition, measuring
 
-from kfconvert import extension, levels, zoo
+from kfconvert import extension, zoo
 from kfconvert.conversion import timing
-from kfconvert.levels import definition, measuring
 from kfconvert.profiling import compare_timings, measurement
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import kernels
+from kfconvert import kernels
+
 from . import attention, layer_norm, linear_gelu
 from .definition import Lesson
 

@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ..profiling import bar_chart, time_text
+from kfconvert.profiling import bar_chart, time_text
+
 from .measuring import LessonResult, LevelResult
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from .. import kernels
+from kfconvert import kernels
+
 from .definition import Lesson
 
 

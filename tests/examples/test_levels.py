@@ -1,20 +1,19 @@
 """The lessons: all levels compute the same, those that cannot run are named, and nothing stops the rest."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
 
+import levels
 import pytest
 import torch
+from levels import definition, measuring
 from torch import Tensor
 
-from kfconvert import extension, levels
+from kfconvert import extension
 from kfconvert.accuracy import Reference, compare
-from kfconvert.cli import command as cli
 from kfconvert.inputs import ExampleCall
-from kfconvert.levels import definition, measuring
 from kfconvert.profiling import measurement
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -115,60 +114,9 @@ def test_both_sizes_have_inputs_for_the_native_level(name, size):
         assert levels.lesson(name).native(*args).numel() > 0
 
 
-def test_the_command_shows_tables_and_writes_a_chart(capsys, tmp_path, monkeypatch, not_compiled):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setenv("COLUMNS", "80")
-    chart = tmp_path / "levels.png"
-    assert cli.main(["levels", "add_mul_exp", "layer_norm", "--device", "cpu", "--plot", str(chart)]) == 0
-    out = capsys.readouterr().out
-    assert "cpu, small: rows 512, width 768" in out and "Triton: not here: Triton needs a CUDA device" in out
-    assert "…" not in out
-    assert chart.read_bytes().startswith(b"\x89PNG")
-
-
-@needs_kernels
-def test_the_command_prints_json_and_fails_where_a_level_does(capsys, monkeypatch, not_compiled):
-    with_a_kernel(monkeypatch, "add_mul_exp", raising)
-    assert cli.main(["levels", "add_mul_exp", "--device", "cpu", "--json"]) == 2
-    out, err = capsys.readouterr()
-    (lesson,) = json.loads(out)["lessons"]
-    assert lesson["sizes"] == {"elements": 2**18} and lesson["size"] == "small"
-    by_name = {level["name"]: level for level in lesson["levels"]}
-    assert by_name["PyTorch native"]["measurement"]["median_ms"] > 0
-    assert by_name["CUDA"]["missing"] and by_name["C++"]["problem"] == "failed: RuntimeError: not today"
-    assert "kfconvert: error: add_mul_exp, C++: failed: RuntimeError: not today" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["addition"], "'addition' is not one of"),
-        (["--device", "cuda:99"], "no such device: 'cuda:99'"),
-        (["--plot", "nowhere/levels.png"], "--plot: cannot write to the folder"),
-    ],
-)
-def test_mistakes_of_the_command_are_told_before_anything_runs(capsys, monkeypatch, tmp_path, options, told):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measuring, "lesson", raising)
-    assert cli.main(["levels", *options]) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_without_matplotlib_there_is_one_line_before_anything_runs(capsys, monkeypatch):
-    monkeypatch.setattr(measuring, "lesson", raising)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["levels", "--plot", "levels.png"]) == 2
-    assert capsys.readouterr().err == "kfconvert: error: --plot needs matplotlib: pip install 'kfconvert[plot]'\n"
-
-
 def test_without_compiled_kernels_their_level_is_named(monkeypatch, not_compiled):
     monkeypatch.setitem(extension.load_errors, "cpu", "not built")
     assert outcomes(levels.run("add_mul_exp"))["C++"] == "not built"
-
-
-def test_names_are_known_without_torch():
-    code = "import sys; from kfconvert import levels; assert levels.NAMES and 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 if INTERPRETED:

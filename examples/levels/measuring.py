@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..accuracy import Reference, compare, one_line
-from ..inputs import ExampleCall
-from ..json_values import json_ready
-from ..profiling import KernelProfiler, Measurement, Speedup
-from .definition import Function, Lesson, Level, lesson
-from .names import SIZES
+from kfconvert.accuracy import Reference, compare, one_line
+from kfconvert.inputs import ExampleCall
+from kfconvert.profiling import KernelProfiler, Measurement, Speedup
+
+from .definition import SIZES, Function, Lesson, Level, lesson
 
 WARMUP, REPEAT = 3, 30
 # Errors up to this fraction of the result's largest value always pass, because the order of float32 sums causes them.
@@ -40,11 +39,6 @@ class LevelResult:
     measurement: Measurement | None = None
     speedup: Speedup | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields, ready for JSON."""
-        measurement = self.measurement and self.measurement.as_dict()
-        return {**vars(self), "measurement": measurement, "speedup": self.speedup and self.speedup.as_dict()}
-
 
 @dataclass(frozen=True)
 class LessonResult:
@@ -60,12 +54,6 @@ class LessonResult:
     def problems(self) -> list[str]:
         """Returns a line for each level that failed or had a wrong result."""
         return [f"{self.lesson.name}, {level.name}: {level.problem}" for level in self.levels if level.problem]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns all fields, ready for JSON."""
-        told = {"lesson": self.lesson.name, "formula": self.lesson.formula, "learned": self.lesson.learned}
-        of_run = {"device": self.device, "size": self.size, "sizes": self.sizes}
-        return json_ready({**told, **of_run, "levels": [level.as_dict() for level in self.levels]})
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import kernels
+from kfconvert import kernels
+
 from .definition import Lesson
 
 

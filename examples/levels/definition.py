@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import extension, kernels
-from .names import NAMES
+from kfconvert import extension, kernels
 
+NAMES = ("add_mul_exp", "layer_norm", "linear_gelu", "attention", "transformer_block")
+SIZES = ("small", "full")
 Function = Callable[..., Tensor]
 
 
