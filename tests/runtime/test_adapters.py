@@ -70,16 +70,6 @@ def test_changes_of_adapters_in_any_order(order, adapted_before):
         both.call(f"after: {titles[: titles.index(title) + 1]}")
 
 
-@pytest.mark.parametrize("adapted_before", [True, False])
-def test_adapters_may_be_off_for_a_while(adapted_before):
-    both = pair(adapted_before)
-    both.call("before")
-    with both.original.model.disable_adapter(), both.converted.model.disable_adapter():
-        both.call("without adapters")
-    both.call("with them again")
-    both.call("another call", seed=1)
-
-
 def test_programs_of_adapted_models_are_used():
     """While nothing changes, and again when a change was taken back."""
     both = pair(True)

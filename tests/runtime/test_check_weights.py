@@ -57,17 +57,6 @@ def test_an_unannounced_write_is_found_within_so_many_calls(name, title, place):
             both.call("once more")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_programs_go_on_where_nothing_was_written(name):
-    both = pair(name)
-    both.call("first")
-    served = both.hits()
-    assert served
-    for call in range(2, 2 + 3 * EVERY):
-        both.call("another call")
-        assert both.hits() == call * served
-
-
 def test_single_and_exchanged_elements_are_found():
     """No element is left out of the fingerprint; a sum would not detect an exchange."""
     both = pair("cnn")
@@ -93,16 +82,6 @@ def test_a_refresh_finds_every_write(name, title):
     for place in range(count):
         both.apply(CHANGES[title], seed=place)
         both.call(f"after a write to parameter {place}")
-
-
-def test_copies_check_as_well():
-    both = pair("attention")
-    twin = Alike(*(Subject(copy.deepcopy(subject.model), subject.arguments) for subject in both.both))
-    twin.call("before")
-    written(twin, "unannounced: data", 0)
-    for _ in range(EVERY):
-        twin.converted.call()
-    twin.call("after")
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "often", True])

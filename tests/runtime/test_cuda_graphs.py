@@ -9,15 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
 from kfconvert.runtime.recording.cuda_graphs import MOST_RECORDINGS
 
 pytestmark = pytest.mark.cuda
-
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 100}
 
 
 class Net(nn.Module):
@@ -482,26 +479,6 @@ def test_recordings_of_several_sizes_share_memory():
             torch.testing.assert_close(output, original(x), atol=1e-4, rtol=1e-4)
     info = fused.kfconvert_info()["cuda_graphs"]
     assert info["recordings"] == 10 and info["replayed"] >= 8 and info["bytes"] == taken
-
-
-def test_what_is_generated_for_the_time_it_takes_leaves_no_recordings():
-    """Without a cache each length is another kind of call, for each part of the model."""
-    config = transformers.LlamaConfig(**SIZES, num_hidden_layers=2, use_cache=False)
-    model = transformers.LlamaForCausalLM(config).cuda().eval()
-    converter = ModelConverter(select="all", cuda_graphs=True, new_tokens=4)
-    fused = converter.convert_model(model, example_inputs={"input_ids": torch.ones(2, 8, dtype=torch.long).cuda()})
-    stats = converter.conversion_stats
-    assert stats["generation"]["new_tokens"] == 4 and stats["regions"][0]["captured"]
-    assert fused.kfconvert_info()["cuda_graphs"]["recordings"] == 1  # that of the example
-
-
-def test_off_means_off():
-    original, fused = converted(cuda_graphs=False)
-    with torch.no_grad():
-        for _ in range(4):
-            torch.testing.assert_close(fused(inputs()), original(inputs()), atol=1e-4, rtol=1e-4)
-    info = fused.kfconvert_info()["cuda_graphs"]
-    assert not info["enabled"] and not info["recordings"] and not info["replayed"]
 
 
 def test_auto_keeps_what_is_faster():

@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 import kfconvert
 from kfconvert import ModelConverter
-from kfconvert.inputs import class_name
-from kfconvert.region import made_region, stored_graph
 
 
 class Function(torch.autograd.Function):
@@ -32,16 +30,6 @@ class Rounding(Function):
     @staticmethod
     def forward(ctx, x):
         return torch.round(x * 16) / 16
-
-
-class Reversing(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return -gradient
 
 
 @torch.library.custom_op("kfconvert_tests_gradients::doubled", mutates_args=())
@@ -79,12 +67,6 @@ def under_inference_mode(h):
     return h * gate.clone()
 
 
-def written_behind_its_back(h):
-    h = h * 1
-    h.detach()[:, 0] = 1
-    return torch.tanh(h)
-
-
 def quantized(h):
     """As in VQ: only an index leaves the block without gradients."""
     with torch.no_grad():
@@ -95,16 +77,12 @@ def quantized(h):
 # What is done between two layers, and whether the captured graph has its gradients.
 KINDS = {
     "rounding": (Rounding.apply, False),
-    "reversing": (Reversing.apply, False),
     "a hook": (hooked, False),
     "no_grad": (without_gradients, False),
     "no_grad, in place": (written_without_gradients, False),
     "inference_mode": (under_inference_mode, False),
     "a reentrant checkpoint": (lambda h: checkpoint(torch.tanh, h, use_reentrant=True), False),
-    "a checkpoint": (lambda h: checkpoint(torch.tanh, h, use_reentrant=False), True),
     "an index of no_grad": (quantized, True),
-    "detach": (lambda h: h * h.detach(), True),
-    "detach, in place": (written_behind_its_back, True),
     "a registered operator": (lambda h: doubled(h), True),
 }
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
@@ -193,23 +171,3 @@ def test_a_conversion_leaves_frozen_parameters_and_hooks_as_they_were(kind):
     fused = ModelConverter(select="all").convert_model(model, example_inputs=X, inplace=True)
     assert [p.requires_grad for p in fused.parameters()] == [False, False, True, True]
     assert not fused.down.weight._backward_hooks
-
-
-def refusing(h):
-    if h.requires_grad:
-        raise RuntimeError("it cannot be differentiated")
-    return h
-
-
-def test_no_gradient_is_taken_for_right_where_the_forward_raises():
-    fused = ModelConverter(select="all").convert_model(Net(refusing).eval(), example_inputs=X)
-    parameters = {f"p_{name.replace('.', '_')}" for name, _ in fused.named_parameters()}
-    assert fused.forward.variants[0].region.lost_gradients == {*parameters, "x"}
-
-
-def test_a_stored_graph_tells_of_it():
-    _, fused = made("rounding")
-    region = fused.forward.variants[0].region
-    stored, classes = stored_graph(region), {class_name(type(each)): type(each) for each in fused.modules()}
-    again = made_region(stored, region.call, region.example, classes)
-    assert again.lost_gradients == region.lost_gradients == {"p_up_weight", "p_up_bias", "x"}

@@ -9,7 +9,6 @@ import torch
 import transformers
 from support.selection import exhaustive
 from support.small_models import (
-    Gate,
     assert_valid,
     bert,
     change_weights,
@@ -18,7 +17,6 @@ from support.small_models import (
     converted,
     guard,
     inputs_of,
-    llama,
 )
 from torch import nn
 from torch.nn.utils import prune
@@ -79,23 +77,6 @@ def test_save_pretrained_and_from_pretrained(original, fused, tmp_path):
     torch.testing.assert_close(logits(again), logits(original), rtol=0, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:kfconvert.*moved to:RuntimeWarning")
-@pytest.mark.parametrize(
-    "move",
-    [
-        pytest.param(lambda model: model.half(), id="half"),
-        pytest.param(lambda model: model.double(), id="double"),
-        pytest.param(lambda model: model.double().float(), id="there_and_back"),
-    ],
-)
-def test_another_dtype(original, fused, move):
-    with torch.no_grad():
-        logits(fused)  # what was derived from the weights before must not be used
-    move(original), move(fused)
-    assert next(fused.parameters()).dtype is next(original.parameters()).dtype
-    assert_valid(original, fused)
-
-
 # Compilers and transforms
 
 
@@ -134,21 +115,6 @@ def test_trainer_of_transformers(tmp_path):
     assert_valid(original.eval(), fused.eval())
 
 
-def test_peft_on_top_of_a_converted_model():
-    peft = pytest.importorskip("peft", reason="the package peft is not installed")
-    original, fused = llama(), converted(llama)
-    adapted = []
-    for model in (original, fused):
-        torch.manual_seed(1)
-        config = peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=2, init_lora_weights=False)
-        adapted.append(peft.get_peft_model(model, config).eval())
-    with pytest.warns(RuntimeWarning, match="replaced after the conversion"):
-        assert_valid(*adapted, inputs_of(original))
-    assert_valid(
-        adapted[0].merge_and_unload(), convert(adapted[1].merge_and_unload(), effort="fast"), inputs_of(original)
-    )
-
-
 # Modules that are more than they seem
 
 
@@ -170,18 +136,9 @@ def test_weights_that_are_computed(norm):
 
 COMPUTED = {
     "weight_norm": (nn.utils.weight_norm, "torch.nn.utils.remove_weight_norm(module)"),
-    "weight_norm of the bias": (
-        lambda module: nn.utils.weight_norm(module, "bias"),
-        'torch.nn.utils.remove_weight_norm(module, "bias")',
-    ),
-    "spectral_norm": (nn.utils.spectral_norm, "torch.nn.utils.remove_spectral_norm(module)"),
     "pruning": (
         lambda module: prune.l1_unstructured(module, "weight", 0.5),
         'torch.nn.utils.prune.remove(module, "weight")',
-    ),
-    "parametrization": (
-        nn.utils.parametrizations.weight_norm,
-        'torch.nn.utils.parametrize.remove_parametrizations(module, "weight")',
     ),
 }
 
@@ -275,14 +232,6 @@ def test_tied_weights():
     fused = check_changed(Tied(), torch.randn(3, 6))
     assert fused.second.weight is fused.first.weight
     assert len(list(fused.parameters())) == 3
-
-
-def test_one_tensor_for_two_arguments_of_the_example():
-    original, x, y = Gate(), torch.randn(3, 6), torch.randn(3, 6)
-    fused = convert(original, example_inputs=(x, x))
-    for inputs in ((x, x), (x, y)):
-        assert_valid(original, fused, inputs)
-    assert guard(fused)["hits"] == 2
 
 
 class Twice(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from support.smallest_net import Net, X
 
 import kfconvert
-from kfconvert import ConversionError, ModelConverter, auto_convert_model
+from kfconvert import ConversionError, auto_convert_model
 
 
 def converted(on_miss):
@@ -59,23 +59,6 @@ def test_compilers_do_not_call_it():
     assert not told
 
 
-class Counter:
-    def __init__(self):
-        self.told = []
-
-    def count(self, reason):
-        self.told.append(reason)
-
-
-def test_copies_tell_the_same_function_and_pickles_none():
-    counter = Counter()
-    fused = converted(counter.count)
-    missed(copy.deepcopy(fused))
-    assert len(counter.told) == 1
-    missed(pickle.loads(pickle.dumps(converted(lambda reason: counter.told.append(reason)))))
-    assert len(counter.told) == 1
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_warn_of_their_own_first_miss(copied):
     fused = converted(None)
@@ -94,11 +77,6 @@ def test_a_loaded_model_tells_the_function_that_it_is_loaded_with(tmp_path):
     assert not first and len(second) == 1
     with pytest.raises(ConversionError, match="^on_miss must be a function of a reason, not 'count'$"):
         kfconvert.load(path, model=Net, on_miss="count")
-
-
-def test_what_is_no_function_is_refused_before_the_work():
-    with pytest.raises(ConversionError, match="^on_miss must be a function of a reason, not 3$"):
-        ModelConverter(on_miss=3)
 
 
 def test_the_logger_tells_each_reason_once(caplog):

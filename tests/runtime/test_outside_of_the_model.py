@@ -1,8 +1,5 @@
 """What a forward reads that is not registered in the model, or in the part of it that was captured on its own."""
 
-import copy
-import weakref
-
 import pytest
 import torch
 from torch import nn
@@ -30,7 +27,6 @@ def closed(module):
 WAYS = {
     "list": (lambda layer: [layer], lambda held, x: held[0](x)),
     "object": (within, lambda held, x: held.module(x)),
-    "bound method": (lambda layer: layer.forward, lambda held, x: held(x)),
     "closure": (closed, lambda held, x: held(x)),
     "parameter in a list": (lambda layer: [layer.weight], lambda held, x: nn.functional.linear(x, held[0])),
 }
@@ -116,106 +112,3 @@ def test_gradients_of_a_weight_that_a_part_borrows():
         each(ids).sum().backward()
     for (name, one), other in zip(model.named_parameters(), fused.parameters()):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-4, msg=name)
-
-
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return self.down(torch.relu(self.up(x))) * self.gain()
-
-
-class Around(nn.Module):
-    def __init__(self, way):
-        super().__init__()
-        self.scale, self.first, self.second = 2.0, Scaled(), Scaled()
-        reference = weakref.ref(self)
-        gains = {
-            "method": self.get,
-            "weak reference": lambda: reference().scale,
-        }
-        for part in (self.first, self.second):
-            part.gain = gains[way]
-
-    def get(self):
-        return self.scale
-
-    def forward(self, x):
-        y = self.first(x)
-        return y if y.abs().max() > 1e9 else self.second(y)
-
-
-@pytest.mark.parametrize("way", ["method", "weak reference"])
-@torch.no_grad()
-def test_a_part_that_reads_what_lies_around_it(way):
-    torch.manual_seed(0)
-    model = Around(way).eval()
-    torch.manual_seed(0)
-    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-    fused = ModelConverter(select="all").convert_model(Around(way).eval(), example_inputs=x, inplace=True)
-    for scale in (2.0, 3.0):
-        model.scale = fused.scale = scale
-        torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
-    parts = fused.kfconvert_info()["parts"]
-    assert parts and all(counts["hits"] for counts in parts.values())
-
-
-class Storing(nn.Module):
-    last = None
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        Storing.last = torch.relu(self.up(x))
-        return self.down(Storing.last)
-
-
-class Reading(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.head = Storing(), Storing(), nn.Linear(16, 8)
-
-    def forward(self, x):
-        y = self.first(x)
-        return y if y.abs().max() > 1e9 else torch.relu(self.head(Storing.last))
-
-
-@torch.no_grad()
-def test_a_part_that_leaves_a_tensor_at_its_class():
-    model = Reading().eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=torch.randn(4, 8))
-    for x in torch.randn(3, 4, 8):
-        outputs = fused(x)
-        torch.testing.assert_close(outputs, model(x), rtol=1e-4, atol=1e-5)
-
-
-class Plain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.relu(self.linear(x))
-
-
-class Wrapping(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.forward = inner, inner.forward
-
-
-@torch.no_grad()
-def test_a_forward_that_stands_in_another_module_stays_that_of_its_own():
-    model = Plain().eval()
-    fused = ModelConverter(select="all").convert_model(model, input_shape=(4, 8))
-    other, x = Plain().eval(), torch.randn(4, 8)
-    other.forward = fused.forward
-    assert torch.equal(other(x), fused(x)) and torch.equal(Wrapping(fused)(x), fused(x))
-    assert fused.kfconvert_info()["guard"] == {"hits": 4, "misses": {}}
-    duplicate = copy.copy(fused)
-    duplicate._modules = {"linear": nn.Linear(8, 8)}
-    assert torch.equal(duplicate(x), torch.relu(duplicate.linear(x)))

@@ -1,10 +1,8 @@
 """Attributes that a model's own forward writes while it runs unconverted, and that others write in the meantime."""
 
 import copy
-import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -114,39 +112,3 @@ def test_attributes_that_the_graph_does_not_read_may_be_written(both):
     hits = both.hits()
     both.call("after the call")
     assert both.hits() == hits + 1
-
-
-def meanwhile(model: nn.Module, limit: float, function: Callable[[], Any]) -> None:
-    """Call ``function`` while the model runs in another thread, after what that run itself has written."""
-    inside, done = threading.Event(), threading.Event()
-
-    def paused() -> None:
-        inside.set()
-        assert done.wait(20)
-
-    writing(model).paused = paused
-    thread = threading.Thread(target=with_limit(limit), args=(model,))
-    thread.start()
-    assert inside.wait(20)
-    function()
-    done.set()
-    thread.join()
-    writing(model).paused = None
-
-
-@pytest.mark.parametrize("name", ["other", "rate", "peak"])
-def test_another_thread_assigns_during_a_call_that_no_program_serves(both, name):
-    both.call("before")
-
-    both.each(lambda model: meanwhile(model, 0.0, lambda: setattr(writing(model), name, 4.0)))
-    both.call("after it was assigned")
-    both.call("another call")
-
-
-def test_a_call_in_another_thread_while_one_writes(both):
-    """Calls that overlap one which no program serves are right, and see what it has written so far."""
-    both.call("before")
-    outputs = []
-    both.each(lambda model: meanwhile(model, 5.0, lambda: outputs.append(torch.no_grad()(model)(X))))
-    torch.testing.assert_close(*outputs)
-    both.call("afterwards")

@@ -1,7 +1,6 @@
 """Shallow copies of a converted model, replicas for DataParallel, and modules that share its forward or weights."""
 
 import copy
-import types
 
 import pytest
 import torch
@@ -46,22 +45,6 @@ def test_a_shallow_copy_runs_the_original(way):
         assert hits(each) == 1
 
 
-@pytest.mark.parametrize("way", COPIES)
-@torch.no_grad()
-def test_a_shallow_copy_of_a_model_whose_forward_was_put_on_the_instance(way):
-    model, fused = Plain().eval(), Plain().eval()
-    fused.load_state_dict(model.state_dict())
-    for each in (model, fused):
-        each.forward = types.MethodType(lambda self, x: torch.sigmoid(self.linear(x)), each)
-    fused = ModelConverter(select="all", effort="fast").convert_model(fused, example_inputs=X, inplace=True)
-    twins = [COPIES[way](each) for each in (model, fused)]
-    for twin in twins:
-        twin.__dict__["_modules"] = {"linear": nn.Identity()}
-    for call in (lambda m: m(X), lambda m: m.forward(X)):
-        torch.testing.assert_close(call(twins[1]), call(twins[0]))
-        torch.testing.assert_close(call(fused), call(model))
-
-
 class Pair(nn.Module):
     """Values decide, so that its parts are captured."""
 
@@ -81,36 +64,4 @@ def test_the_forward_of_one_part_assigned_to_another_of_its_class():
     assert fused.kfconvert_info()["parts"]
     for each in (model, fused):
         each.second.forward = each.first.forward
-    torch.testing.assert_close(fused(X), model(X))
-
-
-class Flat(nn.Module):
-    """The weights of its layers are views of one parameter, and plain attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.norm, self.flat = nn.LayerNorm(8), nn.Parameter(torch.randn(3 * 64 + 8))
-        for index, layer in enumerate(self.layers):
-            del layer.weight
-            layer.weight = self.flat.detach()[64 * index : 64 * index + 64].view(8, 8)
-        del self.norm.weight
-        self.norm.weight = self.flat.detach()[192:]
-
-    def forward(self, x):
-        first, second, third = (layer(x) for layer in self.layers)
-        return self.norm(torch.relu(first) * second + third)
-
-
-@torch.no_grad()
-def test_weights_that_are_plain_attributes():
-    model = Flat().eval()
-    fused = copy.deepcopy(model)
-    for index, layer in enumerate(fused.layers):
-        layer.weight = fused.flat.detach()[64 * index : 64 * index + 64].view(8, 8)
-    fused.norm.weight = fused.flat.detach()[192:]
-    fused = ModelConverter(select="all", effort="fast").convert_model(fused, example_inputs=X, inplace=True)
-    torch.testing.assert_close(fused(X), model(X))
-    for each in (model, fused):
-        each.flat.mul_(2)
     torch.testing.assert_close(fused(X), model(X))

