@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...process import shard_of
 
 try:
     from ..._C import fingerprint as _of_memory
@@ -18,7 +21,8 @@ _CHUNK = 1 << 22
 
 
 def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
-    """Return a 64-bit number for each tensor; 0 for None.
+    """Return a 64-bit number for each tensor; 0 for None, and for a wrapper subclass, which has no memory. Of a
+    distributed tensor, this rank's shard counts.
 
     On the CPU, a hash of the bytes (csrc/fingerprint.h). Elsewhere, the sum of the elements' bits, each multiplied by a
     different odd number: a change of one element always changes that sum. All sums of a device are fetched at once.
@@ -41,6 +45,10 @@ def may_fetch() -> bool:
 
 
 def _fingerprint(tensor: Tensor) -> int | Tensor:
+    if (shard := shard_of(tensor)) is not None:
+        tensor = shard
+    elif is_traceable_wrapper_subclass(tensor):
+        return 0
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():
