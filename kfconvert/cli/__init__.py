@@ -1,3 +1,7 @@
 """The ``kfconvert`` command."""
 
 from .command import main
+
+__all__ = [
+    "main",
+]

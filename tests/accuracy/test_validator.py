@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kfconvert.accuracy import comparison
 from kfconvert.accuracy.comparison import compare, split_inputs
 from kfconvert.accuracy.float64_run import Reference, model_outputs
 from kfconvert.validator import validate_optimization
@@ -249,14 +248,6 @@ def test_integers_may_differ_where_the_original_differs_from_float64_as_well():
     assert not judged(7).passed and "in 7 where the original differs in 4" in judged(7).reason
 
 
-def test_integers_are_equal_to_those_of_an_original_that_is_right_or_has_no_reference():
-    truth = torch.arange(10)
-    theirs = truth.clone()
-    theirs[0] = 1
-    assert not compare(Reference(truth, "float64 run of the original"), truth, theirs).passed
-    assert not compare(Reference(truth[:5], "float64 run of the original"), truth, theirs).passed
-
-
 def test_only_integer_outputs():
     original = Formula(lambda x: x > 0)
     result = validate_optimization(original, Formula(lambda x: x > 0), torch.randn(5))
@@ -377,15 +368,6 @@ def test_the_errors_of_each_output_are_told():
     assert [each["optimized_error"]["max_rel"] for each in told] == [new.max_rel, equal.max_rel]
 
 
-def test_of_many_outputs_the_least_accurate_are_told(monkeypatch):
-    monkeypatch.setattr(comparison, "MOST_OUTPUTS", 2)
-    factors = (1.1, 1.0, 1.2, 1.0)
-    original = Formula(lambda x: [x.tanh() for _ in factors])
-    scaled = Formula(lambda x: [x.tanh() * factor for factor in factors])
-    result = validate_optimization(original, scaled, torch.randn(20))
-    assert [new.leaf for _, new in result.outputs] == ["[0]", "[2]"]
-
-
 def test_another_container_type_or_plain_value_fails():
     original = Formula(lambda x: (x, 3, "a"))
     result = validate_optimization(original, Formula(lambda x: [x, 3, "a"]), torch.ones(2))
@@ -440,19 +422,6 @@ def test_models_inputs_and_random_state_are_untouched():
             assert torch.equal(tensor, before[name]) and tensor.dtype == before[name].dtype
     assert {name: id(tensor) for name, tensor in model.named_parameters()} == identities
     assert torch.equal(x, saved) and torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_forward_that_writes_into_its_input_is_given_copies():
-    original, optimized = Formula(lambda x: x.add_(1)), Formula(lambda x: x + 1)
-    x = torch.zeros(3)
-    assert validate_optimization(original, optimized, x).passed
-    assert torch.equal(x, torch.zeros(3))
-    assert validate_optimization(original, optimized, ((x,), {})).passed
-
-
-def test_random_forwards_draw_the_same_numbers():
-    noisy = Formula(lambda x: x + torch.rand_like(x) * 0 + torch.rand(1).item())
-    assert validate_optimization(noisy, copy.deepcopy(noisy), torch.randn(5)).passed
 
 
 # reports

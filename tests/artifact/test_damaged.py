@@ -131,14 +131,6 @@ def test_what_a_person_reads_is_of_no_account_for_the_load(path, net):
     assert is_right(path, net)
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000 + "]" * 100_000, '{"format": 4, "x": NaN}', '"\\ud800"', "\0"], ids=range(4)
-)
-def test_json_of_any_shape_is_one_error(path, text):
-    (path / "kfconvert.json").write_text(text)
-    refusal(path, model=Net())
-
-
 def places(value, at=()):
     """The way to every value within a JSON value."""
     yield at

@@ -71,25 +71,11 @@ def test_an_error_between_the_replacements_leaves_no_mixture(tmp_path, monkeypat
     assert texts(path) == {"new"} and entries(path) == ["a", "b"]
 
 
-def test_an_error_of_the_block_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), folders.replacing(tmp_path / "deep" / "net") as folder:
-        (folder / "a").write_text("new")
-        raise KeyboardInterrupt
-    assert entries(tmp_path) == []
-
-
 def test_a_folder_in_the_place_of_a_file_is_left_alone(tmp_path):
     (tmp_path / "b").mkdir()
     with pytest.raises(IsADirectoryError):
         write(tmp_path, "new")
     assert entries(tmp_path) == ["b"]
-
-
-def test_the_working_directory_stays_that_of_everybody(tmp_path, monkeypatch):
-    (tmp_path / "net").mkdir()
-    monkeypatch.chdir(tmp_path / "net")
-    write(".", "first")
-    assert os.getcwd() == str(tmp_path / "net") and entries(".") == ["a", "b"]
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -35,37 +35,7 @@ def saved(fused, tmp_path_factory):
     return saving.save(fused, tmp_path_factory.mktemp("saved") / "net")
 
 
-class Quantized(torch.Tensor):
-    """As torchao's weights are: a tensor that is made of others, and has no storage of its own."""
-
-    @staticmethod
-    def __new__(cls, values, scale):
-        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
-
-    def __init__(self, values, scale):
-        self.values, self.scale = values, scale
-
-    def __tensor_flatten__(self):
-        return ["values", "scale"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner, context, size, stride):
-        return cls(inner["values"], inner["scale"])
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.detach.default:
-            return cls(args[0].values, args[0].scale)
-        plain = [each.values.to(each.scale) * each.scale if isinstance(each, cls) else each for each in args]
-        return function(*plain, **(kwargs or {}))
-
-
-def quantized(weight: torch.Tensor) -> torch.Tensor:
-    return Quantized((weight * 10).to(torch.int8), torch.tensor([0.1]))
-
-
 ODD_STATES = {
-    "Quantized": lambda w: nn.Parameter(quantized(w), requires_grad=False),
     "Mine": lambda w: nn.Parameter(w.as_subclass(type("Mine", (torch.Tensor,), {}))),
     "sparse": lambda w: nn.Parameter(w.to_sparse()),
     "sparse, ": lambda w: nn.Parameter(w.to_sparse_csr()),

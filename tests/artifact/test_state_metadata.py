@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import torchvision
 from torch import nn
 
 from kfconvert import ArtifactError, ModelConverter, load, save
@@ -64,14 +63,6 @@ def _negated(self, state, prefix, metadata, *rest):
     assert metadata["version"] == 2
     state[prefix + "weight"] = -state[prefix + "weight"]
     nn.Linear._load_from_state_dict(self, state, prefix, metadata, *rest)
-
-
-@pytest.mark.exhaustive
-def test_torchvisions_mnasnet_is_loaded(tmp_path):
-    model, x = torchvision.models.mnasnet0_5(), torch.randn(2, 3, 32, 32)
-    save(converted(model, x), tmp_path / "a")
-    again = load(tmp_path / "a", model=torchvision.models.mnasnet0_5())
-    torch.testing.assert_close(again(x), model(x), atol=1e-4, rtol=1e-4)
 
 
 def test_what_a_hook_says_of_a_module_is_kept(tmp_path):

@@ -2,16 +2,12 @@
 
 import copy
 import dataclasses
-import threading
-import types
 
 import pytest
 import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.process import method_over, methods_stand_over
-from kfconvert.runtime import recorded_reads
 
 pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
 
@@ -19,13 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
 @dataclasses.dataclass
 class Settings:
     scale: float = 2.0
-
-
-class Reading(Settings):
-    """With a way to look up attributes of its own."""
-
-    def __getattribute__(self, name):
-        return object.__getattribute__(self, name)
 
 
 DEFAULT, LARGE = Settings(), Settings(5.0)
@@ -83,53 +72,3 @@ def test_what_is_read_of_a_copy_is_recorded(copied):
     assert_alike(model, fused)
     model.settings.scale = fused.settings.scale = 5.0
     assert_alike(model, fused)
-
-
-class Derived(nn.Linear):
-    pass
-
-
-def test_each_class_is_recorded_for_itself_and_left_as_it_was():
-    model = nn.Sequential(nn.Linear(4, 4), Derived(4, 4))
-    first, second = model
-    first.settings, second.settings = Settings(), Reading()
-    kinds = (nn.Linear, Derived, Settings, Reading, nn.Sequential)
-    before = [dict(vars(kind)) for kind in kinds]
-    with recorded_reads(model) as reads:
-        assert (type(first), type(second)) == (nn.Linear, Derived)
-        _ = first.weight, second.bias, second.settings.scale
-        thread = threading.Thread(target=lambda: (first.in_features, second.out_features))
-        thread.start(), thread.join()
-        with pytest.raises(AttributeError):
-            _ = second.absent
-    assert reads == {(nn.Linear, "weight"), (Derived, "bias"), (Derived, "settings"), "scale", (Derived, "absent")}
-    assert [dict(vars(kind)) for kind in kinds] == before and not methods_stand_over()
-
-
-def test_a_class_that_takes_no_method_counts_as_read():
-    model = nn.Linear(4, 4)
-    model.settings = types.SimpleNamespace(scale=2.0)
-    with recorded_reads(model) as reads:
-        pass
-    assert reads == {(types.SimpleNamespace, "__dict__"), "scale"}
-
-
-def test_what_somebody_puts_over_the_method_meanwhile_stays():
-    class Kind:
-        value = 1
-
-    def over(self, name, own=None):
-        return 7 if name == "value" else object.__getattribute__(self, name)
-
-    with method_over(Kind, "__getattribute__", lambda own: lambda self, name: own(self, name)):
-        assert Kind().value == 1
-        Kind.__getattribute__ = over
-    assert Kind().value == 7 and vars(Kind)["__getattribute__"] is over
-    with method_over(Kind, "__getattribute__", lambda own: lambda self, name: own(self, name)):
-        assert Kind().value == 7
-    assert vars(Kind)["__getattribute__"] is over
-    with (
-        pytest.raises(TypeError),
-        method_over(dict, "__getattribute__", lambda own: lambda self, name: own(self, name)),
-    ):
-        pass

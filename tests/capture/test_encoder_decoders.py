@@ -4,7 +4,6 @@ import pytest
 import torch
 import transformers as hf
 
-from kfconvert import ModelConverter
 from kfconvert.inputs.example import example_call
 
 CPU = torch.device("cpu")
@@ -39,16 +38,6 @@ def test_the_decoder_gets_tokens(name):
     assert ids.dtype == torch.int64 and ids.shape == (shape if len(shape) == 2 else (2, 2)) and ids.max() < 64
     with torch.no_grad():
         assert call(model)[0].shape[:2] == ids.shape
-
-
-def test_sites_of_t5_are_fused():
-    model, converter = t5(hf.T5Model), ModelConverter(select="all")
-    fused = converter.convert_model(model, input_shape=(2, 9), device="cpu")
-    assert converter.conversion_stats["total_replaced"] >= 5 and fused.kfconvert_info()["sites"]
-    ids = {name: torch.randint(2, 64, (3, 9)) for name in ("input_ids", "decoder_input_ids")}
-    with torch.no_grad():
-        torch.testing.assert_close(fused(**ids)[0], model(**ids)[0], rtol=1e-4, atol=1e-4)
-    assert fused.kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
 
 
 def test_an_encoder_alone_gets_no_decoder():

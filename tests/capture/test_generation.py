@@ -7,10 +7,8 @@ import pytest
 import torch
 import transformers as hf
 from support.selection import exhaustive
-from transformers.generation.streamers import BaseStreamer
 
-from kfconvert import ModelConverter, load, save
-from kfconvert.runtime import guarded_forward
+from kfconvert import ModelConverter
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -138,43 +136,20 @@ def test_rows_may_end_before_others(family):
     assert served(fused, before) > 0
 
 
-class Heard(BaseStreamer):
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.tokens.append("end")
-
-
-def after_six(input_ids, scores, **kwargs):
-    return torch.full((input_ids.shape[0],), input_ids.shape[1] > 6)
-
-
 @pytest.mark.filterwarnings("ignore:kfconvert")
 @pytest.mark.parametrize("family", ALL)
-def test_streamers_criteria_and_assistants_get_what_they_would_of_the_original(family):
+def test_assisted_generation_gives_the_tokens_of_the_original(family):
     model, fused = converted(family, dtype_of(family))
-    inputs, told, fused = prompt(family, batch=1, length=3), [], copy.deepcopy(fused)
-    before = fused.kfconvert_info()["guard"]["hits"]
-    for each in (model, fused):
-        streamer = Heard()
-        tokens = generated(each, inputs, streamer=streamer)
-        ended = generated(each, inputs, stopping_criteria=[after_six])
-        assisted = generated(each, inputs, assistant_model=copy.deepcopy(model), num_assistant_tokens=2)
-        told.append((streamer.tokens, tokens.tolist(), ended.tolist(), assisted.tolist()))
-    assert told[0] == told[1] and told[0][0][-1] == "end"
+    inputs, fused = prompt(family, batch=1, length=3), copy.deepcopy(fused)
     # The calls in which a model judges several tokens of its assistant are the original's.
-    assert fused.kfconvert_info()["guard"]["hits"] - before >= 10
+    options = {"assistant_model": copy.deepcopy(model), "num_assistant_tokens": 2}
+    assert torch.equal(generated(fused, inputs, **options), generated(model, inputs, **options))
 
 
-@pytest.mark.parametrize("length", [1, 2])
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
-def test_one_prompt_may_be_of_one_token(family, length):
+def test_one_prompt_may_be_of_one_token(family):
     model, fused = converted(family, dtype_of(family))
-    before, inputs = served(fused), prompt(family, batch=1, length=length)
+    before, inputs = served(fused), prompt(family, batch=1, length=1)
     assert torch.equal(generated(fused, inputs), generated(model, inputs))
     assert served(fused, before) >= 5
 
@@ -268,10 +243,6 @@ def with_another_layer(cache):
     cache.layers[0] = layer
 
 
-def with_one_layer_twice(cache):
-    cache.layers[1] = cache.layers[0]
-
-
 def with_one_tensor_twice(cache):
     cache.layers[1].keys = cache.layers[0].keys
 
@@ -280,11 +251,7 @@ def of_another_length(cache):
     cache.layers[1].crop(-1)
 
 
-def in_another_dtype(cache):
-    cache.layers[0].keys = cache.layers[0].keys.float()
-
-
-CHANGES = [with_another_layer, with_one_layer_twice, with_one_tensor_twice, of_another_length, in_another_dtype]
+CHANGES = [with_another_layer, with_one_tensor_twice, of_another_length]
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
@@ -328,45 +295,6 @@ def test_an_example_may_hold_a_cache_which_stays_as_it_is():
         outputs = fused(**given)
     torch.testing.assert_close(outputs.logits, expected.logits)
     assert served(fused) == 1 and outputs.past_key_values is cache and cache.get_seq_length() == 7
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert")
-def test_gradients_through_a_model_with_a_cache_are_those_of_the_original():
-    model, fused = separate("gpt2")
-    ids = prompt("gpt2")
-    for each in (model, fused):
-        each.zero_grad()
-        each(ids).logits.square().mean().backward()
-    for ours, theirs in zip(fused.parameters(), model.parameters()):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def test_float32_and_an_artifact(tmp_path):
-    model, fused = converted("gpt2", torch.float32)
-    ids = prompt("gpt2")
-    expected = generated(model, ids)
-    assert torch.equal(generated(fused, ids), expected) and served(fused) == 9
-    save(fused, tmp_path / "gpt2")
-    loaded = load(tmp_path / "gpt2", model=copy.deepcopy(model))
-    assert torch.equal(generated(loaded, ids), expected) and served(loaded) == 9
-    programs = [[variant.program.fused for variant in guarded_forward(each).variants] for each in (fused, loaded)]
-    assert programs[0] == programs[1] and all(programs[0])
-
-
-def test_a_copy_of_a_cache_is_no_change_of_its_class():
-    """The first copy of an instance puts an entry into its class (see ``copyreg``), here where its base has one."""
-    base, kind = hf.cache_utils.DynamicLayer, hf.cache_utils.DynamicSlidingWindowLayer
-    copy.copy(base())
-    if "__slotnames__" in vars(kind):
-        del kind.__slotnames__
-    torch.manual_seed(0)
-    fused = ModelConverter(select="all", new_tokens=0).convert_model(FAMILIES["mistral"]().eval(), input_shape=(2, 6))
-    ids = torch.randint(3, 64, (2, 6))
-    with torch.no_grad():
-        copy.deepcopy(fused(ids).past_key_values)
-    assert "__slotnames__" in vars(kind)
-    fused.generate(ids, max_new_tokens=4, do_sample=False)
-    assert not fused.kfconvert_info()["guard"]["misses"]
 
 
 def test_fast_effort_serves_an_encoder_decoder_with_a_mask():

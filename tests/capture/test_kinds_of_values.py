@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from support.selection import each_once
-from torch import fx, nn
+from torch import nn
 from torch.ao.nn import quantized
 
 from kfconvert import ModelConverter, load, save
@@ -66,14 +66,6 @@ def statically_quantized() -> nn.Module:
     return model
 
 
-def quantized_graph() -> nn.Module:
-    """As by torch.ao.quantization.quantize_fx.convert_fx."""
-    tracer = fx.Tracer()
-    tracer.is_leaf_module = lambda module, _: not isinstance(module, Quantized)
-    model = statically_quantized()
-    return fx.GraphModule(model, tracer.trace(model))
-
-
 class OfQuantized(nn.Module):
     def __init__(self):
         super().__init__()
@@ -129,11 +121,8 @@ CASES = {
     "sparse argument": (Graph, (X, ADJACENT.to_sparse())),
     "compressed argument": (Graph, (X, ADJACENT.to_sparse_csr())),
     "sparse buffer": (lambda: Graph(ADJACENT.to_sparse()), (X,)),
-    "sparse argument of submodules": (Around, (X, ADJACENT.to_sparse())),
-    "compressed argument of submodules": (Around, (X, ADJACENT.to_sparse_csr())),
     "argument of submodules in blocks": (Around, (X, ADJACENT.to_sparse_bsr((2, 2)))),
     "quantized within": (statically_quantized, (X,)),
-    "quantized within a graph": (quantized_graph, (X,)),
     "quantized argument": (OfQuantized, (torch.quantize_per_tensor(X, 0.05, 0, torch.quint8),)),
     "packed within": (Packed, (torch.randint(0, 20, (3, 6)), torch.tensor([6, 4, 2]))),
     "packed argument": (Sequences, (nn.utils.rnn.pack_sequence([torch.randn(4, 8), torch.randn(2, 8)]),)),

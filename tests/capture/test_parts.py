@@ -1,7 +1,5 @@
 """Submodules that are captured on their own: where the model cannot be, and where a call misses its guard."""
 
-import copy
-import io
 import warnings
 
 import pytest
@@ -15,7 +13,6 @@ from kfconvert.capture import parts
 from kfconvert.capture.deadline import Budget
 from kfconvert.capture.structure import groups
 from kfconvert.conversion.selector import Decision
-from kfconvert.inputs.example import ExampleCall, variations, widened
 from kfconvert.runtime.dispatch.guarded import guarded_forward
 
 
@@ -92,17 +89,6 @@ def test_layers_of_one_structure_share_one_graph_and_keep_their_weights():
         assert not fused.layers[0](torch.randn(2, 5, 16)).eq(3).any()
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_generation_gives_the_same_tokens(use_cache):
-    model, ids = llama(), torch.randint(2, 64, (2, 5))
-    fused, stats = convert(model, example_inputs={"input_ids": ids})
-    assert stats["accuracy"]["passed"] and stats["total_replaced"] > 0
-    options = {"max_new_tokens": 6, "do_sample": False, "use_cache": use_cache}
-    assert torch.equal(fused.generate(ids, **options), model.generate(ids, **options))
-    info = fused.kfconvert_info()
-    assert info["guard"]["hits"] == 6 if use_cache else min(hits(fused).values()) > 0
-
-
 def test_a_call_that_misses_the_guard_of_the_whole_keeps_the_blocks_fused():
     model, ids = llama(), torch.randint(2, 64, (2, 5))
     fused, stats = convert(model, example_inputs={"input_ids": ids, "use_cache": False})
@@ -114,16 +100,6 @@ def test_a_call_that_misses_the_guard_of_the_whole_keeps_the_blocks_fused():
     torch.testing.assert_close(ours.hidden_states, theirs.hidden_states)
     assert sum(hits(fused).values()) > 0
     assert torch.equal(fused.generate(ids, max_new_tokens=4), model.generate(ids, max_new_tokens=4))
-
-
-def test_the_whole_and_its_parts_share_fused_modules():
-    fused, _ = convert(llama(), example_inputs={"input_ids": torch.randint(2, 64, (2, 5)), "use_cache": False})
-
-    def modules(path):
-        program = guarded_forward(fused.get_submodule(path)).variants[0].program
-        return {id(program.modules[name]) for name in program.fused}
-
-    assert modules("model.layers.0.mlp") <= modules("")
 
 
 @pytest.fixture
@@ -255,23 +231,6 @@ def test_a_number_that_the_forward_does_not_read_does_not_divide_the_layers():
     assert len({id(guarded_forward(layer).variants[0].region) for layer in fused.layers}) == 1
 
 
-def test_copies_and_pickles():
-    model = Branching()
-    fused, _ = convert(model, input_shape=(2, 5, 16))
-    x = torch.randn(2, 5, 16)
-    twin = copy.deepcopy(fused)
-    with torch.no_grad():
-        twin.layers[0].down.weight.zero_()
-        assert not torch.allclose(twin(x), fused(x))
-        torch.testing.assert_close(fused(x), model(x))
-    assert guarded_forward(twin.layers[0]).model is twin.layers[0] and min(hits(twin).values()) == 1
-    stored = io.BytesIO()
-    torch.save(fused, stored)
-    stored.seek(0)
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="pickled"):
-        torch.testing.assert_close(torch.load(stored, weights_only=False)(x), model(x))
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_artifact_keeps_the_parts(tmp_path, whole):
     model, ids = llama(), torch.randint(2, 64, (2, 5))
@@ -299,23 +258,6 @@ def test_a_part_whose_arguments_are_mostly_others_is_switched_off_and_named(serv
     assert info["switched_off"] == ([f"layers.{index}" for index in range(3)] if off else [])
     part = info["parts"]["layers.0"]
     assert (part["hits"], sum(part["misses"].values())) == ((0, 32) if off else (served + 1, 36))
-
-
-def test_converting_again_starts_from_the_original():
-    fused, _ = convert(Branching(), input_shape=(2, 5, 16))
-    again, stats = convert(fused, input_shape=(2, 5, 16))
-    assert stats["linear_relu_replaced"] == 3
-    assert all(guarded_forward(layer).own_forward is None for layer in again.layers)
-
-
-def test_gradients_reach_the_weights_of_parts():
-    model = Branching()
-    fused, _ = convert(model, input_shape=(2, 5, 16))
-    x = torch.randn(2, 5, 16)
-    fused(x).square().mean().backward()
-    model(x).square().mean().backward()
-    for ours, theirs in zip(fused.parameters(), model.parameters()):
-        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 class OneIsApart(Branching):
@@ -349,25 +291,6 @@ def test_an_example_of_one_that_is_taken_apart(doubles):
         with torch.no_grad():
             torch.testing.assert_close(fused(x), type(model).forward(fused, x))
     assert not any(part["misses"] for part in fused.kfconvert_info()["parts"].values())
-
-
-def test_variations_change_one_size_each():
-    call = ExampleCall((torch.randn(1, 3, 8, 8),), {"ids": torch.ones(1, 5, dtype=torch.long)})
-    shapes = {name: [tuple(t.shape) for t in other.tensors()] for name, other in variations(call).items()}
-    assert shapes == {
-        "batch": [(2, 3, 8, 8), (2, 5)],
-        "sequence": [(1, 3, 8, 8), (1, 6)],
-        "image": [(1, 3, 40, 72), (1, 5)],
-    }
-    assert [tuple(t.shape) for t in widened(call).tensors()] == [(2, 3, 8, 8), (2, 5)]
-    ids = [torch.ones(1, length, dtype=torch.long) for length in (4, 4, 1)]
-    call = ExampleCall(tuple(ids))
-    lengths = {name: [t.shape[1] for t in other.tensors()] for name, other in variations(call).items()}
-    alone = {"length_2": [5, 4, 1], "length_3": [4, 5, 1]}
-    assert lengths == {"batch": [4, 4, 1], "sequence": [5, 5, 1], "sequence_2": [4, 4, 2], **alone}
-    assert [tuple(t.shape) for t in widened(call).tensors()] == [(2, 4), (2, 4), (2, 2)]
-    listed = variations(ExampleCall(([torch.randn(3, 8, 8)],)))
-    assert len(listed["batch"].args[0]) == 2 and listed["image"].args[0][0].shape == (3, 40, 72)
 
 
 def test_a_part_whose_guard_costs_what_it_saves_is_left_alone(monkeypatch):
@@ -440,25 +363,3 @@ def test_two_arguments_of_one_length_that_only_looks_like_one_are_told_apart():
             a, b = torch.randn(2, left, 16), torch.randn(2, right, 16)
             torch.testing.assert_close(fused(a, b), model(a, b))
     assert all(part["misses"] == {} and part["hits"] == 4 for part in fused.kfconvert_info()["parts"].values())
-
-
-def test_trial_calls_of_a_conversion_are_neither_warned_about_nor_counted():
-    class Twice(nn.Module):
-        """Calls a part with two and with three dimensions, of which it takes one."""
-
-        def __init__(self):
-            super().__init__()
-            self.part = MLP()
-
-        def forward(self, x):
-            y = self.part(x)
-            return y if y.sum() > 1e9 else self.part(x[0])
-
-    model, x = Twice().eval(), torch.randn(2, 5, 16)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
-    parts = fused.kfconvert_info()["parts"].values()
-    assert parts and all(part == {"hits": 0, "misses": {}} for part in parts)
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs its original forward for this call"):
-        torch.testing.assert_close(fused(x), model(x))

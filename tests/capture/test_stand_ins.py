@@ -94,24 +94,3 @@ def test_a_copy_keeps_what_was_set_on_its_parameters():
 def test_a_plain_model_is_captured(kind):
     model, stats = converted(Net(lambda m, x: 2.0).to(kind), X.to(kind))
     assert refusal(stats) is None
-
-
-@torch.no_grad()
-def test_an_attribute_of_one_of_several_layers():
-    class Stack(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(Net(ATTRIBUTES["getattr"]) for _ in range(3))
-
-        def forward(self, x):
-            for layer in self.layers:
-                if x.mean().item() < -100:  # so that the layers are captured on their own
-                    break
-                x = layer(x)
-            return x
-
-    model = Stack().eval()
-    model.layers[1].linear.weight.scale = 3.0
-    expected = model(X)
-    fused, stats = converted(model)
-    torch.testing.assert_close(fused(X), expected)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
-
-MODE = ContextVar("MODE", default=False)
 
 
 class Block(nn.Module):
@@ -50,8 +47,7 @@ class Causal(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         q = super().forward(x)[:, None]
-        causal = self.causal or MODE.get()
-        return x + nn.functional.scaled_dot_product_attention(q, q, q, is_causal=causal)[:, 0]
+        return x + nn.functional.scaled_dot_product_attention(q, q, q, is_causal=self.causal)[:, 0]
 
 
 def toggled(index: int, block: nn.Module, x: Tensor) -> Tensor:
@@ -59,13 +55,6 @@ def toggled(index: int, block: nn.Module, x: Tensor) -> Tensor:
     first = block(x)
     block.causal = False
     return first + block(x)
-
-
-def told_in_secret(index: int, block: nn.Module, x: Tensor) -> Tensor:
-    token = MODE.set(index == 0)
-    x = block(x)
-    MODE.reset(token)
-    return x
 
 
 class Rolling(Block):
@@ -81,12 +70,6 @@ class Asking(Block):
         return y.roll(self.index + 1, 1) if isinstance(self.index, int) else y
 
 
-class Writing(Asking):
-    def forward(self, x: Tensor) -> Tensor:
-        x += torch.relu(self.inner(x))
-        return super().forward(x)
-
-
 class Stopping(Tokens):
     """Cannot be captured as a whole."""
 
@@ -99,10 +82,8 @@ class Stopping(Tokens):
     ("kind", "step", "model"),
     [
         (Causal, toggled, Tokens),
-        (Causal, told_in_secret, Tokens),
         (Rolling, lambda index, block, x: block(x, torch.tensor(index)), Tokens),
         (Asking, lambda index, block, x: block(x), Tokens),
-        (Writing, lambda index, block, x: block(x * 1.5), Tokens),
         (Asking, lambda index, block, x: block(x), Stopping),
         (Block, lambda index, block, x: block(x), Stopping),
     ],

@@ -78,16 +78,6 @@ def test_each_task_has_its_share_of_the_cpus_and_a_gpu_where_there_are_any(ray, 
     assert ray.stopped == 2
 
 
-def test_what_a_task_prints_goes_to_stderr_with_its_result(ray, capsys):
-    def work(task, slot):
-        print("a library")
-        click.echo("kfconvert: warning: of a task", err=True)
-        return task
-
-    run(work, ["a"], 2)
-    assert capsys.readouterr() == ("", "a library\nkfconvert: warning: of a task\n")
-
-
 def test_a_task_that_fails_is_lost_and_no_other(ray):
     def work(task, slot):
         if task != "lives":

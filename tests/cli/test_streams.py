@@ -10,7 +10,7 @@ import pytest
 from test_cli import one_error, workplace  # noqa: F401  (a fixture)
 
 from kfconvert.cli import command as cli
-from kfconvert.cli import jobs, messages, terminal
+from kfconvert.cli import jobs, terminal
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -116,9 +116,3 @@ def test_a_progress_bar_takes_any_name(monkeypatch, capsys):
     with terminal.progress_bar(f"[/bold]{ESCAPE}") as progress:
         progress("load", 0, 1)
     assert "\x07" not in capsys.readouterr().err
-
-
-def test_printable():
-    given, told = {"a\n": ["\t", 1, None, ("é ß 漢 \u00a0",)]}, {"a\\n": ["\\t", 1, None, ["é ß 漢 \u00a0"]]}
-    assert messages.printable(given) == told
-    assert messages.in_one_line(" a\n\tb\x00 \udcff") == "a b\\x00 \\udcff"

@@ -234,34 +234,6 @@ def test_a_wrong_site_is_found_and_dropped(monkeypatch):
     torch.testing.assert_close(fused(x), model(x))
 
 
-class Deciding(nn.Module):
-    """Values decide what its forward does, so that its parts are captured."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = (
-            nn.Sequential(nn.Linear(16, features), nn.ReLU(), nn.Linear(features, 16), nn.ReLU())
-            for features in (8, 12)
-        )
-
-    def forward(self, x):
-        x = self.first(x)
-        return x if x.sum() < 0 else self.second(x)
-
-
-def test_a_wrong_site_of_a_part_is_found_and_dropped(monkeypatch):
-    spoil(monkeypatch, 8)
-    model = Deciding().eval()
-    converter = ModelConverter(select="all", effort="fast")
-    fused = converter.convert_model(model, input_shape=(4, 16))
-    dropped = [site for site in converter.conversion_stats["sites"] if site["status"] == "rejected"]
-    assert [site["module"] for site in dropped] == ["first.0"] and "dropped after validation" in dropped[0]["reason"]
-    assert converter.conversion_stats["total_replaced"] == 3 and converter.conversion_stats["accuracy"]["passed"]
-    x = torch.randn(4, 16)
-    torch.testing.assert_close(fused(x), model(x))
-    assert all(counts["hits"] == 1 for counts in fused.kfconvert_info()["parts"].values())
-
-
 def test_a_site_that_fails_its_own_check_is_rejected(monkeypatch):
     monkeypatch.setattr(FusedLinear, "plan", lambda self, x: lambda x: self.reference(x) * 1.01)
     converter = ModelConverter(select="all", effort="fast")

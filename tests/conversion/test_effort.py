@@ -1,13 +1,10 @@
 """How much a conversion does and measures: ``effort``."""
 
-import copy
 import dataclasses
 import warnings
 
-import numpy
 import pytest
 import torch
-import transformers
 from support import small_models
 from torch import nn
 
@@ -132,23 +129,3 @@ def test_fast_leaves_what_its_seconds_do_not_suffice_for(monkeypatch):
     fused, stats = converted(model, effort="fast", example_inputs=x)
     assert stats["total_found"] == 0 and stats["parts_left_out"] >= 1
     assert torch.equal(fused(x), model(x))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:kfconvert")
-def test_fast_ends_for_a_model_whose_trace_takes_minutes():
-    """BigBird: its loops over blocks make a trace of thousands of calls."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    blocks = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
-    config = transformers.BigBirdConfig(**sizes, **blocks, vocab_size=60, max_position_embeddings=200)
-    model, ids = transformers.BigBirdModel(config).eval(), torch.randint(3, 60, (2, 64))
-    converter = ModelConverter(select="all", effort="fast")
-    fused = converter.convert_model(copy.deepcopy(model), example_inputs=ids)
-    whole = converter.conversion_stats["regions"][0]
-    assert not whole["captured"] and "took longer" in whole["reason"]
-    outputs = []
-    for each in (fused, model):
-        numpy.random.seed(0)
-        with torch.no_grad():
-            outputs.append(each(ids).last_hidden_state)
-    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,6 @@ import transformers
 from torch import nn
 
 from kfconvert import ConversionError, ModelConverter, auto_convert_model, load, save
-from kfconvert.capture.methods import methods_with_modules
 from kfconvert.report import report_text
 
 
@@ -53,11 +52,6 @@ def convert(model, effort="fast", **options):
 
 def parts(fused):
     return {path: part["hits"] for path, part in fused.kfconvert_info()["parts"].items()}
-
-
-def test_methods_are_found_by_what_they_call():
-    assert methods_with_modules(Coder()) == {"encode": ["encoder"], "decode": ["decoder"]}
-    assert methods_with_modules(nn.Sequential(nn.Linear(2, 2))) == {}
 
 
 @pytest.mark.parametrize("effort", ["fast", "full"])
@@ -124,6 +118,7 @@ def test_an_artifact_keeps_the_parts_of_methods(tmp_path):
     assert [call["method"] for call in loaded.kfconvert_info()["served"]] == [None, "decode"]
 
 
+@pytest.mark.exhaustive
 def test_features_of_images_and_texts():
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = transformers.CLIPConfig(

@@ -139,12 +139,6 @@ def test_times_of_other_candidates_than_are_there_are_not_taken(folder, times):
     assert known() is None
 
 
-def test_entries_of_other_conversions_are_kept(folder):
-    for what in ("one", "two"):
-        written(what)
-    assert known("one") == known("two") == TIMES and len(list(folder.iterdir())) == 1
-
-
 def test_a_folder_that_cannot_be_written_is_no_obstacle(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KFCONVERT_CACHE", str(tmp_path / "file" / "kept"))

@@ -11,7 +11,7 @@ from kfconvert.capture.captured import capture
 from kfconvert.capture.tracer import trace
 from kfconvert.conversion.cold_weights import modules_with_own_weights, originals_with_own_weights
 from kfconvert.conversion.samples import sample_inputs
-from kfconvert.conversion.selector import Selector, _is_clear
+from kfconvert.conversion.selector import Selector
 from kfconvert.conversion.trials import Trials, _error, flat
 from kfconvert.conversion.workloads import Load
 from kfconvert.graph.nodes import mark_weights
@@ -77,54 +77,6 @@ def test_cold_calls_read_weights_of_their_own():
         read = [call.args for call in originals_with_own_weights(sample, 3)[1:]]
         of_model = {parameter.data_ptr() for parameter in model.parameters()}
         assert all(of_model.isdisjoint(each.data_ptr() for each in given) for given in read)
-
-
-def test_cold_calls_of_one_layout_know_nothing_of_the_other():
-    sample = only_sample(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(2, 3, 6, 6))
-    with torch.no_grad():
-        tried = [Trials(sample, last, list(sample.exact()), 1e-3, 1e-7, 1e-3, calls=2) for last in (True, False)]
-        for each in tried:
-            for name in each.plans:
-                for call in each.calls(name):
-                    (output,) = flat(call())
-                    assert output.is_contiguous(memory_format=torch.channels_last) is each.channels_last
-
-
-class Resized(nn.Module):
-    """A site that reads a size: the scores are split into rows of the batch."""
-
-    def forward(self, q, k, v, mask):
-        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-        scores = torch.bmm(q, k.transpose(1, 2)).view(mask.shape[0], 3, q.shape[1], k.shape[1]) + mask
-        return torch.bmm(torch.softmax(scores, -1).view(q.shape[0], q.shape[1], k.shape[1]), v)
-
-
-def test_sizes_are_inputs_of_a_sample():
-    model, inputs = Resized().eval(), [torch.randn(2, 3, 5, 8) for _ in range(3)] + [torch.randn(2, 1, 5, 5)]
-    region = trace(model, ExampleCall(tuple(inputs)), {"batch": [(index, 0) for index in range(4)]})
-    mark_weights(region.graph, (*region.slots, *region.constants))
-    canonicalise(region.graph)
-    (match,) = find(region.graph, REGISTRY).matches
-    site = Site(match, match.pattern.build(match, None), "attention")
-    _, samples = sample_inputs(region, [site], LiveTensors(model, region), inputs)
-    (sample,) = samples.values()
-    assert any(isinstance(argument, int) for argument in sample.arguments)
-    torch.testing.assert_close(sample.original()[0], model(*inputs))
-    torch.testing.assert_close(sample.exact()[0], model(*(x.double() for x in inputs)))
-
-
-@pytest.mark.parametrize(
-    ("original", "others", "clear"),
-    [
-        ([3.0, 4.0], [[1.0, 2.0], [1.0, 9.0]], True),
-        ([3.0, 4.0], [[1.0, 3.5], [2.0, 9.0]], False),
-        ([3.0, 4.0], [[5.0, 6.0], [4.5, 9.0]], True),
-        ([3.0, 4.0], [[5.0, 6.0], [3.5, 9.0]], False),
-    ],
-)
-def test_what_few_rounds_leave_no_doubt_about(original, others, clear):
-    samples = {"original": original, **{str(index): times for index, times in enumerate(others)}}
-    assert _is_clear(samples) is clear
 
 
 @pytest.mark.parametrize("layouts", [(True, False), (False, True)])

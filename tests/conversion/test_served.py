@@ -113,16 +113,6 @@ def test_every_part_serves_the_example(name, batch):
     assert all(part["hits"] and not part["misses"] for part in fused.kfconvert_info()["parts"].values())
 
 
-def test_slices_leave_the_batch_free():
-    model = Sliced().eval()
-    fused, _ = convert(model, torch.randn(1, 16, 24))
-    with torch.no_grad():
-        for size in (1, 2, 5):
-            x = torch.randn(size, 16, 24)
-            torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
-    assert not any(part["misses"] for part in fused.kfconvert_info()["parts"].values())
-
-
 def test_a_program_that_serves_no_example_call_is_not_applied(monkeypatch):
     refuse = GuardedForward.state_refusal
     monkeypatch.setattr(

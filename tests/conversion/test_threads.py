@@ -16,14 +16,11 @@ import transformers.models.bert.modeling_bert  # which sets filters of its own w
 from torch import nn
 from torch._guards import detect_fake_mode
 from torch.utils import _python_dispatch
-from transformers import BertConfig, BertModel
 from transformers.utils import is_torchdynamo_compiling
 
 from kfconvert import ModelConverter, export, load, save, validate_optimization
 from kfconvert.capture.tracer import trace
 from kfconvert.inputs.example import ExampleCall
-from kfconvert.region.region import CaptureError
-from kfconvert.runtime.dispatch.guarded import guarded_forward
 from kfconvert.runtime.recording.variant import Variant
 from kfconvert.runtime.state.configuration import recorded_reads, without_cache
 
@@ -103,19 +100,6 @@ def convert(model, **options):
     return ModelConverter(select="all").convert_model(model, **options)
 
 
-def test_a_trace_that_fails_prints_nothing_and_other_threads_log(capsys, recwarn, caplog):
-    class Branching(Visited):
-        def forward(self, x):
-            warnings.warn("warned in the trace", stacklevel=1)
-            logging.getLogger("somebody").warning("logged in the trace")
-            y = super().forward(x)
-            return y if y.sum() > 0 else -y
-
-    with pytest.raises(CaptureError, match="data-dependent"):
-        trace(Branching(lambda: logging.getLogger("somebody").warning("logged")), ExampleCall((torch.randn(3, 8),)))
-    assert capsys.readouterr() == ("", "") and not recwarn and caplog.messages == ["logged"]
-
-
 def test_calls_in_other_threads_use_their_programs_during_a_trace():
     model, x = mlp(), torch.randn(5, 8)
     fused, fresh = (convert(model, input_shape=(2, 8)) for _ in range(2))
@@ -131,39 +115,6 @@ def test_calls_in_other_threads_use_their_programs_during_a_trace():
         fresh(x)
     assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
     assert fresh.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
-
-
-def test_plans_that_are_made_during_a_trace_do_not_last():
-    """The exporter turns oneDNN off, which plans would take for the user's wish."""
-    model, x = mlp(), torch.randn(5, 8)
-    fused = convert(model, input_shape=(2, 8))
-    program = guarded_forward(fused).variants[0].program
-    chosen = []
-    for name in program.fused:
-        site = program.modules[name]
-        site.plan = lambda *inputs, plan=site.plan: chosen.append(torch.backends.mkldnn.enabled) or plan(*inputs)
-    program.clear()
-    with torch.no_grad():
-        during_a_trace(lambda: fused(x))
-        assert set(chosen) == {False}
-        chosen.clear()
-        for _ in range(3):
-            torch.testing.assert_close(fused(x), model(x))
-    assert chosen == [True] * len(program.fused)
-
-
-def test_other_threads_find_modules_as_they_are_during_a_trace():
-    model = Visited()
-
-    def visit():
-        with pytest.raises(AttributeError, match="absent"):
-            model.absent  # noqa: B018
-        return model.layer, model.layer(torch.ones(1, 8))
-
-    with torch.no_grad():
-        layer, output = during_a_trace(visit)
-        assert layer is model._modules["layer"]
-        torch.testing.assert_close(output, layer(torch.ones(1, 8)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,42 +155,6 @@ def test_other_threads_are_not_told_that_they_are_compiled(during):
     expected, before = visit()
     torch.testing.assert_close(outputs, expected)
     assert told == before == (False,) * 4
-
-
-class VisitedEmbeddings(nn.Module):
-    """Calls ``visit`` in another thread, while it is traced."""
-
-    def __init__(self, embeddings, visit):
-        super().__init__()
-        self.embeddings, self.visit = embeddings, visit
-
-    def forward(self, *args, **kwargs):
-        found = self.embeddings(*args, **kwargs)
-        if detect_fake_mode(found) is not None:
-            in_thread(self.visit)
-        return found
-
-
-def test_hidden_states_that_other_threads_collect_during_a_trace_are_their_own():
-    """transformers collects them in a variable of all threads where it takes itself for compiled."""
-    config = BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        attn_implementation="eager",
-    )  # fmt: skip
-    served, traced, ids = BertModel(config).eval(), BertModel(config).eval(), torch.ones(2, 5, dtype=torch.long)
-    seen = []
-
-    def visit():
-        with torch.no_grad():
-            seen.append(served(ids, output_hidden_states=True, output_attentions=True))
-
-    traced.embeddings = VisitedEmbeddings(traced.embeddings, visit)
-    captured = trace(traced, ExampleCall(kwargs={"input_ids": ids, "output_hidden_states": True}))
-    visit()
-    during, after = seen
-    assert len(during.hidden_states) == 3 and len(during.attentions) == 2
-    torch.testing.assert_close(during.to_tuple(), after.to_tuple())
-    assert captured.outputs.count == 2 + 3
 
 
 def test_other_threads_read_a_shared_configuration_as_it_is():
@@ -343,26 +258,3 @@ def test_four_threads_convert_while_four_call(tmp_path):
     assert {key for key in before if before[key] != after[key]} == set() and torch.equal(torch.get_rng_state(), random)
     for fused in alone:
         assert fused.kfconvert_info()["guard"]["misses"] == {}
-
-
-def test_exports_and_saves_of_one_model_wait_for_one_another(tmp_path):
-    """An export puts stand-ins in the places of the very tensors."""
-    fused, failures = convert(mlp(), input_shape=(3, 8)), []
-
-    def repeated(work):
-        try:
-            for _ in range(6):
-                work()
-        except BaseException as error:
-            failures.append(error)
-
-    works = [lambda: export(fused, torch.ones(3, 8))] * 2 + [lambda: save(fused, tmp_path / "saved")]
-    threads = [threading.Thread(target=repeated, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    x = torch.ones(3, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(load(tmp_path / "saved", model=mlp())(x), fused(x))

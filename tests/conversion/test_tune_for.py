@@ -4,15 +4,12 @@ import warnings
 
 import pytest
 import torch
-from rich.console import Console
-from support import small_models
 from torch import nn
 
 import kfconvert
 from kfconvert import ConversionError, ModelConverter, Weighted, auto_convert_model
 from kfconvert.conversion import selector, timing, trials
 from kfconvert.profiling import Comparison
-from kfconvert.report import render
 
 # Milliseconds by rows of the input, of which the fused strategies are those of the whole site.
 FAST_FOR_FEW = {2: {"original": 4.0, "fused": 1.0}, 32: {"original": 8.0, "fused": 10.0}}
@@ -93,14 +90,6 @@ def test_without_another_example_the_first_of_them_is_it():
     assert fused(torch.randn(2, 16)).shape == (2, 8)
 
 
-def test_the_report_tells_the_speed_for_each_of_them():
-    stats = statistics(mlp(), tune_for=[(3, 16), Weighted((5, 16), 2)])
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(render("mlp", stats))
-    assert "float32[3, 16], weight 1: original" in captured.get() and "float32[5, 16], weight 2: orig" in captured.get()
-
-
 def test_a_strategy_must_be_accurate_for_all_of_them(times, monkeypatch):
     error = trials.timed_error
 
@@ -113,33 +102,6 @@ def test_a_strategy_must_be_accurate_for_all_of_them(times, monkeypatch):
     assert statistics(mlp(), tune_for=[(2, 16)])["total_replaced"] == 2
     sites = statistics(mlp(), tune_for=[Weighted((2, 16), 1000), (32, 16)])["sites"]
     assert all(site["status"] == "rejected" and "against float64" in site["reason"] for site in sites)
-
-
-def test_each_form_of_a_call_and_its_sites_are_tuned():
-    lengths = [(1, 5), (4, 7)]
-    stats = statistics(small_models.bert(), tune_for=lengths)
-    assert stats["total_replaced"] + stats["total_found"] > 0
-    assert [t["inputs"] for t in stats["tuned_for"]] == [f"input_ids=int64[{b}, {s}]" for b, s in lengths]
-
-
-class Branching(nn.Module):
-    """Control flow on data: only its layers can be captured."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(2))
-
-    def forward(self, x):
-        outputs = [layer(x) for layer in self.layers]
-        return outputs[0] if x.sum() > 0 else outputs[1]
-
-
-def test_parts_are_tuned_where_the_model_cannot_be_captured(times, monkeypatch):
-    monkeypatch.setattr(selector.Selector, "slower", lambda *calls: None)
-    assert statistics(Branching(), input_shape=(4, 16), tune_for=[(2, 16)])["total_replaced"] == 2
-    assert (
-        statistics(Branching(), input_shape=(4, 16), tune_for=[(2, 16), Weighted((32, 16), 2)])["total_replaced"] == 0
-    )
 
 
 def test_the_whole_is_given_back_where_it_is_slower_for_all_together(monkeypatch):

@@ -54,9 +54,3 @@ def test_in_the_order_of_torch(fused, plain, given):
     mine.load_state_dict(theirs.state_dict())
     x = torch.randn(5, 8)
     torch.testing.assert_close(mine(x), theirs(x))
-
-
-def test_an_activation_is_not_a_bias():
-    """FusedLinear(8, 3, "gelu") would have a bias and no activation."""
-    with pytest.raises(TypeError, match="^kfconvert::FusedLinear: bias must be True or False, got str$"):
-        modules.FusedLinear(8, 3, "gelu")

@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -69,13 +66,6 @@ def test_forgets_when_a_source_changes(change):
     assert derived.values(parameters) == {}
 
 
-def test_absent_sources():
-    derived, weight = Derived(), torch.ones(3)
-    values = derived.values([None, weight])
-    assert derived.values((None, weight)) is values
-    assert derived.values([torch.ones(3), weight]) is not values
-
-
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
 def test_the_storage_of_a_source_is_kept_until_the_next_check(size):
     """Else the allocator gives its address to the next tensor of that size: that looks like the same source."""
@@ -108,18 +98,3 @@ def test_inference_tensors_are_followed_by_identity():
     assert derived.values(sources) is values
     sources[0] = sources[0].clone()
     assert derived.values(sources) is not values
-
-
-def test_no_sources_and_clear():
-    derived = Derived()
-    values = derived.values(())
-    assert derived.values(()) is values
-    derived.clear()
-    assert derived.values(()) is not values
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda derived: pickle.loads(pickle.dumps(derived))])
-def test_copies_are_empty(duplicate):
-    derived, source = Derived(), torch.ones(3)
-    derived.values([source])["x"] = 1
-    assert duplicate(derived).values([source]) == {}

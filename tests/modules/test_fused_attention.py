@@ -114,8 +114,3 @@ def test_rows_of_minus_infinity_are_nan(leading, dtype, device):
             expected = module.reference(q, k, v, given)
             tolerances = {"rtol": 3e-2, "atol": 8 * torch.finfo(dtype).eps, "equal_nan": True}
             torch.testing.assert_close(y, expected, **tolerances)
-
-
-def test_windows_without_a_mask(device):
-    q, k, v = qkv((8, 3), device, torch.float32)
-    check_strategies(FusedAttention(0.25, split=4), q, k, v)

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from accuracy import check_cuda_graph, check_strategies
+from accuracy import check_strategies
 from support.selection import each_once
 from torch import nn
 
@@ -278,19 +278,6 @@ def test_residual_of_another_shape_is_refused(shape, device):
             module(x, torch.randn(shape, device=device))
         with torch.no_grad(), pytest.raises(ValueError, match="residual must have"):
             module(x, torch.randn(2, 16, 9, 9, device=device, dtype=torch.float64))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_cuda_graph(activation, channels_last, dtype):
-    module = build(channels=(32, 64), activation=activation, device="cuda", dtype=dtype, padding=1)
-    module.channels_last = channels_last
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    x = torch.randn(2, 32, 9, 9, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)
-    residual = torch.randn(2, 64, 9, 9, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)
-    check_cuda_graph(module, x, residual)
 
 
 @pytest.mark.parametrize(

@@ -131,15 +131,6 @@ def test_plans_look_the_bias_up(change, activation, device):
         torch.testing.assert_close(plan(x), module.reference(x))
 
 
-def test_from_linear_shares_and_keeps_the_mode(device):
-    linear = nn.Linear(64, 32, bias=False, device=device).eval()
-    module = FusedLinear.from_linear(linear, "relu")
-    assert module.weight is linear.weight and module.bias is None and not module.training
-    x = torch.randn(8, 64, device=device)
-    with torch.no_grad():
-        torch.testing.assert_close(module(x), linear(x).relu())
-
-
 def test_from_hugging_face_conv1d(device):
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D(32, 64).to(device)
     module = FusedLinear.from_linear(conv1d, "gelu_tanh")

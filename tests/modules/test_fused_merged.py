@@ -42,23 +42,6 @@ def test_strided_inputs_and_hugging_face_layers(device):
     check_strategies(module, torch.randn(4, 64, device=device))
 
 
-def test_results_can_be_viewed_as_heads(device):
-    module, x = merged(device, sizes=(64, 32, 32)), torch.randn(2, 5, 64, device=device)
-    module.strategy = "merged"
-    with torch.no_grad():
-        query, key, value = (y.view(2, 5, -1, 16).transpose(1, 2) for y in module(x))
-        wanted = [y.view(2, 5, -1, 16).transpose(1, 2) for y in module.reference(x)]
-        got = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
-        torch.testing.assert_close(got, nn.functional.scaled_dot_product_attention(*wanted, enable_gqa=True))
-
-
-def test_places_are_those_of_strategies_that_copy_weights():
-    module = merged("cpu")
-    for strategy, count in (("merged", 6), ("mkl", 3), ("composition", 0), (None, 6)):
-        module.strategy = strategy
-        assert len(module.places()) == count
-
-
 def test_one_concatenated_weight_for_all_plans_that_lives_as_long_as_they(device):
     module, x = merged(device), torch.randn(4, 64, device=device)
     module.strategy = "merged"

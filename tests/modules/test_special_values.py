@@ -1,6 +1,5 @@
 """NaN and infinities come out of every strategy at the places where ATen has them."""
 
-import pytest
 import torch
 from accuracy import check_special_values
 from support.selection import each_once, pairwise
@@ -47,27 +46,6 @@ def test_convolution(activation, kind, device):
             residual[i, 2][(1,) * dims] = value
             residual[i, 7][(3,) * dims] = SPECIAL[2 - i]
         check_special_values(module, x, residual, expected=expected)
-
-
-@each_once(activation=ACTIVATIONS, with_residual=[False, True])
-def test_each_value_goes_through_a_convolution(activation, with_residual, device):
-    # A depthwise 1x1 convolution: whatever its epilogue meets, its neighbours do not.
-    module = convolution(2, activation, device, (16, 16), kernel_size=1, groups=16)
-    x = torch.randn(1, 16, 8, 8, device=device)
-    for i, value in enumerate(SPECIAL):
-        x[0, :, i, 3] = value
-    residuals = [torch.randn_like(x)] if with_residual else []
-    check_special_values(module, x, *residuals, expected=expected_strategies(module, x))
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.2, 1.0, -0.5])
-def test_slopes(slope, device):
-    x = torch.randn(1, 12, 9, 9, device=device)
-    x[0, 3, 2, 2], x[0, 4, 5, 6] = SPECIAL[:2]
-    check_special_values(convolution(2, "leaky_relu", device, kernel_size=3, slope=slope), x)
-    rows = torch.randn(40, 64, device=device)
-    rows[[1, 5, 9], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
-    check_special_values(FusedLinear(64, 32, activation="leaky_relu", negative_slope=slope, device=device), rows)
 
 
 @each_once(activation=ACTIVATIONS, bias=[False, True])

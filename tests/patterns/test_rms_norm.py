@@ -93,13 +93,9 @@ TINY = {
     "pad_token_id": 0,
     "use_cache": False,
 }
-T5 = {"vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 # (configuration, its sizes, class, norms of 2 layers and the final one, how many of them read a residual sum)
 MODELS = {
-    "t5": ("T5Config", T5, "T5EncoderModel", 5, 4),
     "llama": ("LlamaConfig", TINY, "LlamaModel", 5, 4),
-    "mistral": ("MistralConfig", TINY, "MistralModel", 5, 4),
-    "qwen3": ("Qwen3Config", TINY, "Qwen3Model", 9, 4),
     "gemma2": ("Gemma2Config", TINY, "Gemma2Model", 9, 4),
 }
 
@@ -111,7 +107,7 @@ def tiny_model(name, dtype):
     return with_random_scales(getattr(transformers, model)(config)).to(dtype), norms, after_sums
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", *exhaustive("t5", "mistral", "qwen3")])
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, *exhaustive(torch.bfloat16)], ids=str)
 def test_every_norm_of_a_transformers_model_is_fused(name, dtype):
     model, norms, after_sums = tiny_model(name, dtype)
@@ -127,18 +123,6 @@ def test_every_norm_of_a_transformers_model_is_fused(name, dtype):
     assert converted.kfconvert_info()["guard"]["misses"] == {}
     error, allowed = ((y - exact).square().mean().sqrt() for y in (fused, own))
     assert error <= 1.5 * allowed
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *exhaustive(torch.bfloat16)])
-def test_every_norm_of_a_timm_model_is_fused(dtype):
-    from timm.models.vision_transformer import VisionTransformer
-
-    model = VisionTransformer(32, 8, embed_dim=32, depth=2, num_heads=2, num_classes=4, norm_layer=layers.RmsNorm)
-    converter = ModelConverter(select="all", effort="fast")
-    converter.convert_model(with_random_scales(model).to(dtype), example_inputs=torch.randn(2, 3, 32, 32).to(dtype))
-    stats = converter.conversion_stats
-    assert stats["accuracy"]["passed"], stats["accuracy"]
-    assert stats["rms_norm_replaced"] + stats["add_rms_norm_replaced"] == 5
 
 
 class Floats(nn.Module):

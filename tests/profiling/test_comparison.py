@@ -50,12 +50,6 @@ def test_gradients_are_off_and_errors_of_a_candidate_are_raised():
         compare_timings({"good": lambda: None, "bad": lambda: 1 / 0}, budget_s=0.0)
 
 
-@pytest.mark.parametrize("candidates, rounds", [({}, 7), ({"a": lambda: None}, 0)])
-def test_bad_arguments(candidates, rounds):
-    with pytest.raises(ValueError):
-        compare_timings(candidates, min_rounds=rounds)
-
-
 def test_timings_are_medians_and_quartiles():
     comparison = Comparison({"base": [4.0, 2.0, 3.0, 1.0, 5.0]})
     assert comparison["base"] == Timing(median_ms=3.0, q1_ms=2.0, q3_ms=4.0, rounds=5)
@@ -73,13 +67,6 @@ def test_speedup_is_the_median_of_the_ratios_within_rounds():
     assert faster.measurable and faster.summary().startswith("2.00 x faster")
     assert slower.measurable and slower.summary().startswith("2.00 x slower")
     assert comparison.speedup("half", baseline="double").ratio == 4.0
-
-
-def test_confidence_interval_of_the_median():
-    # 30 ratios 1..30: ranks 10 and 21 enclose the median with 95.7 % (binomial tables)
-    comparison = Comparison({"base": [float(n) for n in range(1, 31)], "one": [1.0] * 30})
-    speedup = comparison.speedup("one")
-    assert (speedup.ratio, speedup.low, speedup.high) == (15.5, 10.0, 21.0)
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,6 @@ def test_a_layer_that_differs_stands_alone():
     assert "fc  linear: not fused, too few rows" in told
 
 
-def test_reasons_that_differ_in_their_figures_are_alike():
-    found = stats([site(f"l{i}", reason=f"not faster: kernel takes 1{i}.5 us, the original 9.{i} us") for i in (1, 2)])
-    (line,) = lines(found)[1:]
-    assert line == "l1, l2 (2 alike)  linear: not fused, not faster: kernel takes 11.5 us, the original 9.1 us"
-
-
 def test_classes_modules_order_and_what_is_left_out():
     model = nn.Sequential(nn.Linear(2, 2), nn.ELU(), nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Linear(2, 2))
     found = stats([site("3"), site("2.0")], [miss("0", "its value goes to aten.elu.default in 1")])
@@ -176,17 +170,6 @@ def test_a_converted_model_and_its_artifact(tmp_path):
     for info in (fused.kfconvert_info(), again.kfconvert_info(), stored):
         shown = str(Explanation(info, module_classes(again)))
         assert shown.replace("x=float32", "float32") == text  # a loaded model was called by keyword
-
-
-def test_a_model_that_cannot_be_captured():
-    class Branches(nn.Module):
-        def forward(self, x):
-            return x if x.sum() > 0 else -x
-
-    converter = ModelConverter()
-    with pytest.warns(UserWarning, match="could not be captured"):
-        converter.convert_model(Branches(), input_shape=(2, 3))
-    assert "not captured as called with float32[2, 3]: torch.export: " in str(converter.explain())
 
 
 class Activations(nn.Module):

@@ -1,6 +1,5 @@
 """Two conversions side by side."""
 
-import copy
 import io
 import json
 
@@ -77,19 +76,6 @@ def test_options_that_differ_are_conditions():
     assert told == {"select": ["measured", "all"], "modules": [None, ["encoder.layer.0"] * 20]}
     text = shown(first, second)
     assert "select: A measured, B all" in text and "modules: A none, B ['encoder.layer.0'," in text and "[...]" in text
-
-
-def test_two_models_are_compared_and_called_two():
-    text = shown(made.statistics(), made.nothing_found() | {"model": "ResNet"})
-    assert "model: A LanguageModel, B ResNet" in text and "their sites are not compared" in text
-    assert "sites found 14 0 -14" in text and "converted 1.46 ms" in text
-
-
-def test_sites_that_one_lacks_are_told(other):
-    fewer = copy.deepcopy(other)
-    gone = fewer["sites"].pop()
-    found = comparison(other, fewer)["sites"]
-    assert [(each["module"], each["second"]) for each in found] == [(gone["module"], "not found")]
 
 
 def test_sites_of_one_module_are_told_apart_by_their_order():

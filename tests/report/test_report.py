@@ -7,9 +7,7 @@ import math
 import pytest
 from rich.console import Console
 from support import statistics as made
-from torch import nn
 
-from kfconvert.converter import ModelConverter
 from kfconvert.json_values import json_ready
 from kfconvert.report import comparison, page
 from kfconvert.report import table as report
@@ -129,14 +127,6 @@ def test_json_ready_is_strict_json():
     value = {"a": math.nan, 1: (math.inf, 2.5, None, True), "s": {"x"}, "t": object}
     parsed = json.loads(json.dumps(json_ready(value), allow_nan=False))
     assert parsed["a"] is None and parsed["1"] == [None, 2.5, None, True] and parsed["s"] == ["x"]
-
-
-def test_real_statistics_of_a_model_in_which_nothing_fuses():
-    model = nn.Sequential(nn.Softmax(1), nn.ELU()).eval()
-    converter = ModelConverter()
-    with pytest.warns(UserWarning, match="fused nothing"):
-        converter.convert_model(model, input_shape=(1, 3, 8, 8))
-    assert "attention at 0: its value goes to aten.elu" in shown("net", converter.conversion_stats)
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,7 @@ def long_names() -> dict:
     return made.with_texts(made.statistics(), LONG)
 
 
-def hostile() -> dict:
-    return made.with_texts(made.statistics(), "</style><script>console.log(1)</script><img src='http://127.0.0.1:9/x'>")
-
-
-PAGES = {**made.KINDS, "long names": long_names, "hostile": hostile}
+PAGES = {**made.KINDS, "long names": long_names}
 
 
 class Visit:
