@@ -136,3 +136,17 @@ def test_no_arrow_is_allowed_in_vain():
 def test_every_room_says_what_it_is_for():
     for path in PACKAGE.rglob("__init__.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_faces_of_rooms_have_no_name_that_nobody_imports():
+    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    used = {(module, name) for path in PACKAGE.rglob("*.py") for _, module, name in imports(path)}
+    unused = []
+    for face in PACKAGE.glob("*/__init__.py"):
+        name, (_, *body) = face.parent.name, ast.parse(face.read_text()).body
+        if all(isinstance(node, ast.ImportFrom) for node in body):  # others list the names for users in __all__
+            names = [alias.name for node in body for alias in node.names]
+            unused += [
+                f"{name}.{n}" for n in names if (f"kfconvert.{name}", n) not in used and f"{name}.{n}" not in text
+            ]
+    assert unused == []

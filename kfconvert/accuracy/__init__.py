@@ -4,22 +4,3 @@ from .comparison import ERROR_RATIO, ValidationResult, check_threshold, compare,
 from .copying import copied_model
 from .float64_run import Reference, evaluation, in_float64, model_outputs, one_line, reference_outputs, seeded
 from .outputs import is_close, is_same_tensor
-
-__all__ = [
-    "ERROR_RATIO",
-    "Reference",
-    "ValidationResult",
-    "check_threshold",
-    "compare",
-    "compare_all",
-    "copied_model",
-    "evaluation",
-    "in_float64",
-    "is_close",
-    "is_same_tensor",
-    "model_outputs",
-    "one_line",
-    "reference_outputs",
-    "seeded",
-    "split_inputs",
-]

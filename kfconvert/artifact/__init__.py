@@ -7,17 +7,3 @@ from .pretrained import extend_save_pretrained
 from .results import artifacts_in, results_in, write_report
 from .saving import check_target, save
 from .schema import RECORD_FILE
-
-__all__ = [
-    "ArtifactError",
-    "RECORD_FILE",
-    "artifacts_in",
-    "check_target",
-    "export",
-    "extend_save_pretrained",
-    "load",
-    "load_original",
-    "results_in",
-    "save",
-    "write_report",
-]

@@ -3,10 +3,3 @@
 from .contiguous import KeptContiguous
 from .passes import canonicalise
 from .views import settled_layouts, unsettled
-
-__all__ = [
-    "KeptContiguous",
-    "canonicalise",
-    "settled_layouts",
-    "unsettled",
-]

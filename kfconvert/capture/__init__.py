@@ -12,28 +12,3 @@ from .structure import groups
 from .submodule_calls import around, observe
 from .tracer import trace
 from .trial_runs import TOLERANCES, with_few
-
-__all__ = [
-    "Budget",
-    "Capture",
-    "Part",
-    "Parts",
-    "Refused",
-    "TOLERANCES",
-    "around",
-    "capture",
-    "capture_forms",
-    "capture_generation",
-    "compiling_in_this_thread",
-    "groups",
-    "methods_with_modules",
-    "observe",
-    "parents",
-    "prompt_of",
-    "reads_layout",
-    "recaptured",
-    "refused_in_every_form",
-    "trace",
-    "unfit_tensor",
-    "with_few",
-]

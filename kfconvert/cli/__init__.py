@@ -1,7 +1,3 @@
 """The ``kfconvert`` command."""
 
 from .command import main
-
-__all__ = [
-    "main",
-]

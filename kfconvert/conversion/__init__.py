@@ -15,38 +15,3 @@ from .selector import Decision
 from .sites import match
 from .stages import Progress, Stages
 from .steps import calls_between_checks, check_callback, hand_over, leave_as_it_is, merge_weights, programs, replace
-
-__all__ = [
-    "AsGiven",
-    "Captures",
-    "ConversionConfig",
-    "ConversionError",
-    "Decision",
-    "EFFORTS",
-    "FilterFn",
-    "OwnState",
-    "Progress",
-    "Request",
-    "Result",
-    "Stages",
-    "calls_between_checks",
-    "check_arguments",
-    "check_callback",
-    "check_names",
-    "check_thread",
-    "controlled",
-    "convert",
-    "first_line",
-    "gathered",
-    "given_back_on_error",
-    "hand_over",
-    "leave_as_it_is",
-    "log_decisions",
-    "match",
-    "merge_weights",
-    "note_layouts",
-    "programs",
-    "replace",
-    "resolve_device",
-    "takes_options",
-]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..runtime import MISSING, OF_CONVERSION, OF_EVERY_MODULE, OF_EXPORT, reached, whole_walk
+from ..runtime import MISSING, OF_CONVERSION, OF_EVERY_MODULE, OF_EXPORT, OfConversion, reached, whole_walk
 
 _NOT_OWN = OF_EVERY_MODULE | OF_CONVERSION
 
@@ -57,5 +57,9 @@ def _are_of_trace(values: Iterable[Any]) -> bool:
 
 
 def own_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module that belong to its author."""
-    return {name: value for name, value in attributes.items() if name not in _NOT_OWN}
+    """The attributes of a module that belong to its author, and not to the conversion, such as its ``generate``."""
+    return {
+        name: value
+        for name, value in attributes.items()
+        if name not in _NOT_OWN and not isinstance(value, OfConversion)
+    }

@@ -1,5 +1,3 @@
 """``generate`` of a converted model: the recorded step of one token with a static cache, and a lean loop."""
 
-from .decoding import Generate, install_generate
-
-__all__ = ["Generate", "install_generate"]
+from .decoding import install_generate

@@ -1,20 +1,6 @@
 """Finds patterns in a graph and replaces them with fused modules."""
 
 from .matcher import find
-from .pattern import Case, Findings, LeftOut, Match, NearMiss, Pattern, Replacement, UnmatchedActivation
+from .pattern import Case, Findings, Match, NearMiss, Pattern, Replacement, UnmatchedActivation
 from .rewriter import rewrite
 from .site import Site
-
-__all__ = [
-    "Case",
-    "Findings",
-    "LeftOut",
-    "Match",
-    "NearMiss",
-    "Pattern",
-    "Replacement",
-    "Site",
-    "UnmatchedActivation",
-    "find",
-    "rewrite",
-]

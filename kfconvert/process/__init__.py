@@ -2,7 +2,7 @@
 levels of warnings, and collectives."""
 
 from .callers import level_outside
-from .collectives import CannotBeAlone, Collective, alone, noted_collectives
+from .collectives import alone, noted_collectives
 from .garbage import garbage_collected
 from .generators import same_generators
 from .patches import method_over, methods_stand_over, replaced
@@ -10,24 +10,3 @@ from .quiet import quiet_thread
 from .shards import is_one_of_several, shard_of
 from .shield import libraries, shielded, switched_off
 from .turns import ThisThread, one_at_a_time
-
-__all__ = [
-    "CannotBeAlone",
-    "Collective",
-    "ThisThread",
-    "alone",
-    "garbage_collected",
-    "is_one_of_several",
-    "level_outside",
-    "libraries",
-    "noted_collectives",
-    "method_over",
-    "methods_stand_over",
-    "one_at_a_time",
-    "quiet_thread",
-    "replaced",
-    "same_generators",
-    "shard_of",
-    "shielded",
-    "switched_off",
-]

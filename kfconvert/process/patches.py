@@ -1,8 +1,16 @@
 """Temporary replacements of attributes and methods that all threads see, while a thread runs a model for a conversion.
 
-Everything that kfconvert replaces in the process goes through ``replaced`` and ``method_over``, except for c10d kernels
-(``collectives``), handlers of logs (``quiet``), and the code of ``torch.compiler.is_compiling``
-(``capture.compiler_questions``). Instances keep their class, so code that checks it is not affected.
+This is the list of what a conversion replaces in the process; other threads get the original behavior:
+
+1. ``__getattribute__`` of the classes of modules and configurations: records what a forward reads
+   (``runtime.state.configuration``).
+2. The code of ``torch.compiler.is_compiling`` and ``is_exporting``: records who asks (``capture.compiler_questions``).
+3. ``GraphModule.recompile`` and the stack traces of proxies: a trace is faster without them (``capture.lean_graphs``).
+4. ``_Patcher.patch_method`` of ``torch.fx``: shields calls in other threads from a trace (``process.shield``).
+
+In a distributed run, also the kernels of collectives (``process.collectives``) and the wrapper of calls with
+distributed parameters (``capture.local_shards``). Log handlers and warnings are filtered (``process.quiet``). Instances
+keep their class, so code that checks it is not affected.
 """
 
 from __future__ import annotations

@@ -4,18 +4,3 @@ from .guard import Dimensions, Guard, given_as, guard_from_placeholders
 from .live_tensors import LiveTensors, Place
 from .region import CaptureError, Read, Region
 from .stored import made_region, store_graph, stored_graph
-
-__all__ = [
-    "CaptureError",
-    "Guard",
-    "LiveTensors",
-    "Place",
-    "Dimensions",
-    "Read",
-    "Region",
-    "given_as",
-    "guard_from_placeholders",
-    "made_region",
-    "store_graph",
-    "stored_graph",
-]

@@ -6,21 +6,3 @@ from .pairwise import comparison, render_comparison
 from .prometheus import prometheus_text
 from .table import accuracy_line, given_back, memory_line, render, report_text, speed_line, speedup_line
 from .words import timing_text
-
-__all__ = [
-    "Explanation",
-    "accuracy_line",
-    "comparison",
-    "fragment",
-    "given_back",
-    "memory_line",
-    "module_classes",
-    "page",
-    "prometheus_text",
-    "render",
-    "render_comparison",
-    "report_text",
-    "speed_line",
-    "speedup_line",
-    "timing_text",
-]

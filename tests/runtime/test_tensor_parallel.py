@@ -17,7 +17,8 @@ from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
 import kfconvert
 from kfconvert import ModelConverter
-from kfconvert.process import CannotBeAlone, alone, noted_collectives, shard_of
+from kfconvert.process import alone, noted_collectives, shard_of
+from kfconvert.process.collectives import CannotBeAlone
 from kfconvert.runtime import guarded_forward
 
 X = torch.randn(4, 8)

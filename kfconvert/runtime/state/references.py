@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from .authors import is_of_author
-from .random_generators import GENERATORS
 from .watch import MISSING
 
 # The maximum number of containers and objects that are visited.
@@ -64,11 +63,6 @@ def _attributes(modules: Any) -> list[Any]:
     # Only generate() reads the generation_config, no forward does.
     left_out = OF_EVERY_MODULE | OF_CONVERSION | {"generation_config"}
     return [value for module in modules for name, value in vars(module).items() if name not in left_out]
-
-
-def generators(values: list[Any]) -> list[Any]:
-    """The distinct random generators among ``values`` and in their contents."""
-    return [value for value in reached(values) if isinstance(value, GENERATORS)]
 
 
 def reached(values: list[Any]) -> list[Any]:
