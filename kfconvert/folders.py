@@ -43,7 +43,12 @@ def replacing(path: Path) -> Iterator[Path]:
             for file in partial.iterdir():
                 if (path / file.name).is_dir():
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path / file.name))
-                _flush(file)
+                # A full disk raises an error while the old files still exist.
+                descriptor = os.open(file, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
             _move(partial, path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -57,15 +62,6 @@ def _move(partial: Path, path: Path) -> None:
         for file in partial.iterdir():
             os.replace(file, path / file.name)
         raise
-
-
-def _flush(file: Path) -> None:
-    """Writes a file to disk, so that a full disk raises an error while the old files still exist."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def names(path: Path) -> set[str]:

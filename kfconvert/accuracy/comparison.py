@@ -91,7 +91,6 @@ class ValidationResult:
         }
 
     def summary(self) -> str:
-        """Returns the result as one line of text."""
         if not self.passed:
             return f"{'' if self.passed is None else 'not accurate: '}{self.reason}"
         if self.optimized_error is None or self.original_error is None:

@@ -107,6 +107,5 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    """Returns the parameters and buffers of ``model``."""
     yield from model.parameters()
     yield from model.buffers()

@@ -57,14 +57,12 @@ def remember_origin(model: nn.Module, folder: Path) -> None:
 
 
 def is_of_transformers(model: nn.Module) -> TypeGuard[PreTrainedModel]:
-    """Whether ``model`` is a Hugging Face model."""
     # If nobody has imported the class, there is no such model; accessing it in ``transformers`` would import it here.
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
 def is_of_diffusers(model: nn.Module) -> bool:
-    """Whether ``model`` is a diffusers model."""
     modeling = sys.modules.get("diffusers.models.modeling_utils")  # None if not imported
     return modeling is not None and isinstance(model, modeling.ModelMixin)
 

@@ -118,6 +118,5 @@ def _weights(folder: Path, name: str) -> list[str]:
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:
-    """Returns the shape of each tensor in ``file``."""
     with reading(file), safe_open(file, framework="pt") as stored:
         return {key: stored.get_slice(key).get_shape() for key in stored.keys()}

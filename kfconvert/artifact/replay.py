@@ -106,7 +106,6 @@ def replay(
 
 
 def config_of(statistics: dict[str, Any]) -> ConversionConfig:
-    """Returns the options of the conversion."""
     return ConversionConfig(**statistics.get("config") or {})
 
 

@@ -44,7 +44,6 @@ def _functions(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _calls_of_self(function: Callable[..., Any]) -> set[str]:
-    """The names that ``function`` calls as ``self.name(...)``."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError, ValueError):

@@ -180,7 +180,6 @@ class Parts:
         return [part for part in found if part.captures]
 
     def _in_order(self, found: list[Part]) -> list[Part]:
-        """``found`` in the order of the model."""
         order = {path: index for index, path in enumerate(self._paths.values())}
         return sorted(found, key=lambda part: order[part.captures[0].path])
 

@@ -311,15 +311,12 @@ def _cut(leaves: list[Any], dimensions: Dimensions, size: int) -> list[Any]:
     for index, dimension in dimensions:
         cut[index] = cut[index].narrow(dimension, 0, min(size, cut[index].shape[dimension]))
     for index in {index for index, _ in dimensions}:
-        layout = _memory_format(leaves[index])
+        tensor = leaves[index]
+        layouts = [torch.contiguous_format, *filter(None, [CHANNELS_LAST.get(tensor.dim())])]
+        layout = next((layout for layout in layouts if tensor.is_contiguous(memory_format=layout)), None)
         if layout is not None:
             cut[index] = cut[index].clone(memory_format=layout)
     return cut
-
-
-def _memory_format(tensor: Tensor) -> torch.memory_format | None:
-    layouts = [torch.contiguous_format, *filter(None, [CHANNELS_LAST.get(tensor.dim())])]
-    return next((layout for layout in layouts if tensor.is_contiguous(memory_format=layout)), None)
 
 
 def _agrees(

@@ -209,7 +209,6 @@ def _subjects(given: str) -> list[tuple[str, Path | None]]:
 
 
 def _notes(found: Sequence[Any], model: Any) -> list[str]:
-    """Notes on the numbers, one line each."""
     from ..report import given_back
 
     info = model.kfconvert_info()

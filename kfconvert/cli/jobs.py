@@ -278,7 +278,6 @@ class _Task(NamedTuple):
 
 
 def _work(task: _Task, slot: int) -> dict[str, Any]:
-    """Computes the result of ``task`` in its process."""
     if task.gpus:  # the process sees one GPU, so the artifact names cuda:0
         os.environ["CUDA_VISIBLE_DEVICES"] = task.gpus[slot]
     import torch

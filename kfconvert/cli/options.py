@@ -85,7 +85,6 @@ def _several(*names: str, metavar: str, help: str, type: click.ParamType = click
 
 
 def _choice(name: str, values: Sequence[str], default: str, help: str | None = None) -> Callable[[Any], Any]:
-    """Creates an option that takes one of ``values``."""
     return click.option(name, type=click.Choice(values), default=default, show_default=True, help=help)
 
 

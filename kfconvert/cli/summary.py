@@ -10,7 +10,6 @@ from rich.text import Text
 
 
 def summary(results: list[dict[str, Any]]) -> Table:
-    """Returns a table of the ``results`` of ``Jobs.run``."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "fused", "speed", "accuracy", "result"):
         table.add_column(name, overflow="fold")

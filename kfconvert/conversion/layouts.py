@@ -42,7 +42,12 @@ class Layouts:
             # For a step of one token, the strategies of a prompt may be slow. A step on a static cache is always
             # replayed, never launched.
             if self._selector.timed and form.region.call.form.caches and not form.region.takes_static_cache:
-                self._reject_slow_form(form)
+                if form.applied:
+                    original, converted = _calls(form, form.leaves)
+                    with self._installed(form, [converted]):
+                        slower = self._selector.slower_beyond_doubt(original, converted)
+                    for site in form.applied if slower else ():
+                        site.reject(f"calls from generate() are slower as a whole: {slower}")
 
     def leave_channels_last(self) -> None:
         """Decide all sites again, for contiguous images."""
@@ -66,15 +71,6 @@ class Layouts:
             slower = self._selector.slower(pairs)
         for site in (site for captured in part.captures for site in captured.applied if slower):
             site.reject(f"not faster with the guard of {first.path} included: {slower}")
-
-    def _reject_slow_form(self, form: Capture) -> None:
-        """Reject the sites of another call form if the strategies for the model's example are slow for it."""
-        if form.applied:
-            original, converted = _calls(form, form.leaves)
-            with self._installed(form, [converted]):
-                slower = self._selector.slower_beyond_doubt(original, converted)
-            for site in form.applied if slower else ():
-                site.reject(f"calls from generate() are slower as a whole: {slower}")
 
     @contextmanager
     def _installed(self, captured: Capture, calls: Sequence[Callable[[], Any]]) -> Iterator[None]:

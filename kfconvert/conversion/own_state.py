@@ -266,7 +266,6 @@ def _version(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def place_of(name: str) -> Place:
-    """The place of a parameter by its dotted name."""
     path, _, attribute = name.rpartition(".")
     return path, attribute
 

@@ -91,7 +91,7 @@ def prepare(given: nn.Module, request: Request) -> Prepared:
         except Exception as error:
             raise ConversionError(f"the model cannot be copied ({first_line(error)}); pass inplace=True") from error
     uninstall(model)
-    moves = dtype is not None or _is_elsewhere(model, device)
+    moves = dtype is not None or any(tensor.device != device for tensor in (*model.parameters(), *model.buffers()))
     as_given = AsGiven(model, tensors=moves) if request.inplace else None
     with given_back_on_error(as_given):
         return _prepared(model, given, as_given, shape, inputs, device, dtype, loads, example_calls)
@@ -160,10 +160,6 @@ def _prepared(
     except BaseException:
         own_state.restore()
         raise
-
-
-def _is_elsewhere(model: nn.Module, device: torch.device) -> bool:
-    return any(tensor.device != device for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _loads(tune_for: Sequence[Any] | None) -> list[Weighted]:

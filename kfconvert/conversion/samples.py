@@ -126,7 +126,6 @@ def _in_channels_last(x: Tensor) -> Tensor:
 
 
 def _covered(site: Site) -> list[fx.Node]:
-    """Returns the matched calls in graph order."""
     return [node for node in site.match.root.graph.nodes if node in site.match.nodes]
 
 

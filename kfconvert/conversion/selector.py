@@ -55,7 +55,6 @@ class Decision:
 
     @classmethod
     def of(cls, site: Site) -> Decision:
-        """Returns the decision about ``site``."""
         return cls(site.strategy, site.reason, site.original_us, site.fused_us, site.error_ratio)
 
     def apply_to(self, site: Site) -> None:
@@ -235,7 +234,6 @@ class Selector:
         return self._way_with(self.effort.name)
 
     def _way_with(self, effort: str) -> str:
-        """Describes how candidates are timed."""
         return f"{'replayed' if self._pool else 'launched'}, {effort}"
 
     def _decision(self, tried: Together, operators: int) -> Decision:

@@ -155,7 +155,6 @@ def _once(calls: Sequence[Callable[[], Any]]) -> Sequence[Callable[[], Any]]:
 
 
 def flat(result: Any) -> list[Tensor]:
-    """Returns the outputs of a site."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 

@@ -53,7 +53,6 @@ def validate(
 
 
 def revert(captures: Captures, reason: str) -> str:
-    """Reject all sites, and return the reason."""
     for captured in captures.every():
         for site in captured.applied:
             site.reject(reason)

@@ -307,7 +307,6 @@ class _Listeners:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """The default generator of ``device``."""
     return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 

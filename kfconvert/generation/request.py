@@ -47,7 +47,6 @@ class Request:
 
     @property
     def key(self) -> Hashable:
-        """Returns the key of a step's recording."""
         return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
 
     def endings(self, words: int, device: torch.device) -> dict[int, Tensor]:

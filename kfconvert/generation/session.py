@@ -206,7 +206,6 @@ class _Step:
 
 
 def _leaves(variant: Variant, batch: int, capacity: int) -> list[Any]:
-    """The arguments of a step, filled with zeros."""
     guard = variant.region.guard
     sizes = {place: capacity for places in guard.free.values() for place in places}
     sizes |= dict.fromkeys(guard.free.get("batch", ()), batch)

@@ -270,5 +270,4 @@ def map_tensors(function: Callable[[Tensor], Any], values: Any, is_leaf: Callabl
 
 
 def caches_in(values: Iterable[Any]) -> list[Any]:
-    """Returns the caches among ``values``."""
     return [value for value in values if is_cache(value)]

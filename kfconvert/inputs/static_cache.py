@@ -87,7 +87,6 @@ def static_key_values() -> type:
 
 
 def is_static(value: Any) -> bool:
-    """Whether ``value`` is a static cache."""
     return type(value).__module__ == __name__ and type(value).__name__ == NAME
 
 

@@ -216,7 +216,6 @@ def _is_taken(namespace: str) -> bool:
 
 
 def _python_module(library: Path, name: str) -> ModuleType | None:
-    """The Python module of a loaded library, if any."""
     if not hasattr(ctypes.CDLL(str(library)), f"PyInit_{name}"):
         return None
     spec = importlib.util.spec_from_file_location(name, library)

@@ -133,7 +133,7 @@ def _never_allowed(match: Match, aliases: Aliases) -> tuple[str, fx.Node] | None
         if others and node not in kept:
             return f"the value of {node.target} is also used by {_describe(others[0])}", others[0]
     tensors = [value for value in match.captures.values() if isinstance(value, fx.Node)]
-    calls = _named_calls(match.pattern.tree)
+    calls = {call.name for call in _calls(match.pattern.tree) if call.name is not None}
     for name, value in match.captures.items():
         if name not in calls and isinstance(value, fx.Node) and value in match.nodes:
             return f"the value of {value.target} is used twice in the match", value
@@ -178,11 +178,6 @@ def _within(part: Op | Either | Together | list | tuple) -> Sequence[Tree]:
     if isinstance(part, Either):
         return part.options
     return part.trees if isinstance(part, Together) else part
-
-
-def _named_calls(tree: Tree) -> set[str]:
-    """The capture names of calls in ``tree``, without names of inputs."""
-    return {call.name for call in _calls(tree) if call.name is not None}
 
 
 def _anchors(patterns: list[Pattern]) -> dict[Any, list[tuple[Op, str]]]:

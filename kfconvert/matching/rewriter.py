@@ -255,7 +255,6 @@ def _reads_layout(node: fx.Node) -> bool:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The base of the view ``node``, or ``node`` itself."""
     while True:
         viewed = [each for each in aliased_arguments(node) if isinstance(each.meta.get("val"), Tensor)]
         if not viewed:

@@ -103,7 +103,6 @@ class OwnFusion(FusedModule):
         return self._replaced
 
     def reference(self, *inputs: Tensor) -> Any:
-        """Calls the user's reference."""
         return self.arguments.call(self._functions.reference, inputs)
 
     def _replaced(self, *inputs: Tensor) -> Any:

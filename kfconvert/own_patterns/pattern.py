@@ -246,7 +246,6 @@ class OwnPattern:
 
 
 def _captures(found: Traced) -> list[set[str]]:
-    """The capture names of each result's tree."""
     trees = found.tree.trees if not isinstance(found.tree, Op) else (found.tree,)
     captured = []
     for tree in trees:

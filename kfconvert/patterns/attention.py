@@ -187,7 +187,6 @@ def _bound(mask: fx.Node, term: MaskTerm, dtype: torch.dtype) -> float:
 
 
 def _total_bound(captures: dict[str, Any]) -> float:
-    """A lower bound of the sum of the masks."""
     dtype, total = traced(captures["q"]).dtype, 0.0
     for mask, term in _masks(captures):
         total = sum_bound(total, _bound(mask, term, dtype), dtype)

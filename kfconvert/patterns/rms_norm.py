@@ -56,7 +56,6 @@ def _tree(value: Tree) -> Either:
 
 
 def _value(captures: dict[str, Any]) -> fx.Node:
-    """The input of the norm."""
     return captures.get("sum", captures["x"])
 
 

@@ -68,7 +68,6 @@ def bound(module: nn.Module, nodes: dict[str, fx.Node | None]) -> Bindings:
 
 
 def live(tensor: Live, nodes: dict[str, fx.Node | None]) -> dict[str, Any]:
-    """Returns the live tensors of ``nodes``."""
     return {name: None if node is None else tensor(node) for name, node in nodes.items()}
 
 

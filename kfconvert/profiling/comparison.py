@@ -94,7 +94,6 @@ class Comparison(Mapping[str, Timing]):
         return len(self._timings)
 
     def renamed(self, names: Mapping[str, str]) -> "Comparison":
-        """Returns the timings with candidates renamed by ``names``."""
         return Comparison({names.get(name, name): times for name, times in self._samples.items()})
 
     def of_one_call(self, calls: int) -> "Comparison":

@@ -79,7 +79,6 @@ class Explanation:
         return f"of {shares['milliseconds']:.2f} ms of the original's forward, {_percent(shares['fused'])} {where}"
 
     def _longest(self, hidden: list[str]) -> str:
-        """The slowest leaf modules among ``hidden``, as text."""
         inner = {path.rpartition(".")[0] for path in self._classes}
         leaves = [path for path in hidden if path not in inner and self._shares.get(path, 0.0) >= _WORTH_TELLING]
         leaves.sort(key=self._shares.__getitem__, reverse=True)

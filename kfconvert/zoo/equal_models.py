@@ -38,7 +38,6 @@ def is_made_alike(model: nn.Module, other: nn.Module) -> bool:
 
 
 def _ties(model: nn.Module) -> list[list[str]]:
-    """The groups of names that share a parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -37,7 +37,6 @@ _WEIGHT_FILES = (
 
 
 def is_one(model: nn.Module) -> bool:
-    """Whether ``model`` is a model of transformers."""
     return isinstance(model, PreTrainedModel)
 
 

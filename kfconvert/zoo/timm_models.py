@@ -13,7 +13,6 @@ from .common import Request, WeightsUnavailable, ZooError, ZooModel, first_line,
 
 
 def installed() -> bool:
-    """Whether the package timm can be imported."""
     return importlib.util.find_spec("timm") is not None
 
 

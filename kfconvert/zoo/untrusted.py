@@ -100,7 +100,8 @@ def _kept(values: Mapping[str, Any], owner: str, config_class: type[PreTrainedCo
         if name in _INERT or (name in defaults and value == defaults[name]):
             continue
         kept[name] = value
-        inner = _class_within(value)
+        kind = value.get("model_type") if isinstance(value, dict) else None
+        inner = CONFIG_MAPPING[kind] if isinstance(kind, str) and kind and kind in CONFIG_MAPPING else None
         if inner is not None:
             _check_kernels(inner)
             kept[name] = {**_kept(value, inner.__name__, inner), "model_type": inner.model_type}
@@ -130,12 +131,6 @@ def _defaults(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     """The attributes of ``config_class`` with defaults. Creates no instance: some classes then query a hub."""
     own = {name: parameter.default for name, parameter in inspect.signature(config_class.__init__).parameters.items()}
     return json.loads(PreTrainedConfig().to_json_string(use_diff=False)) | own
-
-
-def _class_within(value: Any) -> type[PreTrainedConfig] | None:
-    """The class of the nested configuration ``value``; None if it is not a configuration."""
-    kind = value.get("model_type") if isinstance(value, dict) else None
-    return CONFIG_MAPPING[kind] if isinstance(kind, str) and kind and kind in CONFIG_MAPPING else None
 
 
 def _check_kernels(config_class: type[PreTrainedConfig]) -> None:

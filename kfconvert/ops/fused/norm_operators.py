@@ -124,7 +124,7 @@ class NormOperators:
         if weight is None:
             w = torch.ones(cols, dtype=wide, device=s.device)
         else:
-            w = weight.reshape(-1).to(wide) + self._offset(more)
+            w = weight.reshape(-1).to(wide) + dict(zip(self._more, more)).get("offset", 0.0)
         activation = BY_CODE[code]
         v = xhat * w if bias is None else xhat * w + bias.reshape(-1).to(wide)
         saved = activation.reference(v, negative_slope) if activation.saves_output else v
@@ -149,9 +149,6 @@ class NormOperators:
         """Splits the arguments after s: (statistics, affine, numbers)."""
         end = self._statistics + self._count
         return args[: self._statistics], args[self._statistics : end], args[end:]
-
-    def _offset(self, more):
-        return dict(zip(self._more, more)).get("offset", 0.0)
 
     def _save(self, ctx, inputs, output):
         x, residual, *args = inputs

@@ -45,7 +45,7 @@ def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     batch = math.prod(leading)
     q, k = (t.expand(*leading, *t.shape[-2:]).reshape(batch, *t.shape[-2:]) for t in (q, k))
-    scale = _default_scale(q) if scale is None else scale
+    scale = (1.0 if q.shape[-1] == 0 else q.shape[-1] ** -0.5) if scale is None else scale
     # With a factor of 0, baddbmm leaves some results uninitialized.
     if scale == 0 or (q.element_size() == 2 and wants_gradient(q, k)):
         scores = q @ k.mT * scale
@@ -204,7 +204,3 @@ def _check_keys(operator, q, k):
         operator,
         f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, expected (..., N, D) and (..., M, D)",
     )
-
-
-def _default_scale(q):
-    return 1.0 if q.shape[-1] == 0 else q.shape[-1] ** -0.5

@@ -160,7 +160,6 @@ class CudaGraphs:
         self.replays = self.launched = 0
 
     def clear(self) -> None:
-        """Drop all recordings."""
         for calls in list(self._calls):
             calls.clear()
 
@@ -206,7 +205,6 @@ class CudaGraphs:
         device: torch.device,
         static: bool,
     ) -> None:
-        """Record the call that returned ``outputs``."""
         calls: _Calls = plans.recordings
         if len(calls.recordings) >= self.most:
             least = min(calls.recordings, key=lambda kind: calls.recordings[kind].calls)

@@ -75,7 +75,6 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
 
 
 def grouped_by_class(holders: Iterable[Any]) -> dict[type, list[Any]]:
-    """``holders`` by their exact classes."""
     found: dict[type, list[Any]] = {}
     for holder in holders:
         found.setdefault(type(holder), []).append(holder)
@@ -88,7 +87,8 @@ def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
     found: set[Read] = set()
     for config in configurations(model):
         if "__dict__" in reads:
-            found |= settings_of(config)
+            # The path that transformers has loaded it from differs for each artifact, and counts only where it is read.
+            found |= vars(config).keys() - {"_name_or_path"}
         # transformers has aliases for some settings.
         aliases = getattr(config, "attribute_map", None)
         if isinstance(aliases, dict):
@@ -105,7 +105,8 @@ def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) ->
     if kind is not type(other) or depth > _DEPTH:
         return False
     if kind is Tensor:
-        return _is_same_tensor(value, other)
+        kinds = [(each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in (value, other)]
+        return kinds[0] == kinds[1] and may_fetch() and torch.equal(value, other)
     if kind is dict:  # a table that ``eval()`` cleared and a call refilled
         return list(value) == list(other) and all(is_alike(value[key], other[key], reads, depth + 1) for key in value)
     if not is_of_author(kind.__module__) or slotted(value):
@@ -119,17 +120,6 @@ def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) ->
         for ours, theirs in held
         for name in names
     )
-
-
-def _is_same_tensor(tensor: Tensor, other: Tensor) -> bool:
-    kinds = [(each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in (tensor, other)]
-    return kinds[0] == kinds[1] and may_fetch() and torch.equal(tensor, other)
-
-
-def settings_of(config: Any) -> set[str]:
-    """The names of all settings of ``config``, without the path that transformers has loaded it from. The path differs
-    for each artifact, and counts only where the forward read it."""
-    return vars(config).keys() - {"_name_or_path"}
 
 
 @contextmanager

@@ -72,7 +72,6 @@ class Derived:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all values."""
         self._entry: tuple[Any, Any, Any, Any] = (None, None, None, None)
         self.conditions: Watch | None = None  # set by the owner: watches other dependencies
         self._fingerprints: list[int] | None = None

@@ -55,7 +55,6 @@ class Holdings:
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """See ``Holdings``."""
     return Holdings(model).configurations
 
 

@@ -44,7 +44,6 @@ def is_same_layout(layout: list[tuple[str, nn.Module]], other: list[tuple[str, n
 
 
 def entries_of_children(module: nn.Module, model: nn.Module) -> Iterator[Entry]:
-    """Entries for the current submodules of a module."""
     yield holder_of(module, model), "_modules", module._modules
     yield module._modules, SIZE, len(module._modules)
     yield from ((module._modules, name, child) for name, child in module._modules.items())
