@@ -161,7 +161,7 @@ class OwnState:
         #: Attributes that are reset even where a call has left them as the first one did.
         self.carried: set[Place] = set()
         self._caches = OutsideCaches(model)
-        self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        self._gradients = [(each, each.grad, list(map(list, _hooks_of(each)))) for each in model.parameters()]
         self._before = Snapshot(model)
         self.settled()
 
@@ -212,9 +212,12 @@ class OwnState:
             if list(store) != list(entries) or any(store[name] is not entries[name] for name in entries):
                 store.clear()
                 store.update(entries)
-        for parameter, gradient in self._gradients:
+        for parameter, gradient, registered in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+            for hooks, known in zip(_hooks_of(parameter), registered):
+                for key in hooks.keys() - set(known):
+                    del hooks[key]
         for path, _, _ in self._versions:
             known = self._weights.get(path) if place_of(path) in self.carried else None
             if known is not None and known.shape == (parameter := self._model.get_parameter(path)).shape:
@@ -256,6 +259,10 @@ def _different(held: dict[Any, Any], known: dict[Any, _Kept], grown: bool = Fals
         for name in held.keys() | known.keys()
         if name not in held or name not in known or not known[name].is_in(held[name], set(), grown)
     }
+
+
+def _hooks_of(parameter: Tensor) -> list[dict[int, Any]]:
+    return [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
 
 
 def _version(tensor: Tensor) -> tuple[Any, ...]:
