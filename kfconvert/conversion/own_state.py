@@ -215,8 +215,8 @@ class OwnState:
         for parameter, gradient, registered in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-            for hooks, known in zip(_hooks_of(parameter), registered):
-                for key in hooks.keys() - set(known):
+            for hooks, keys in zip(_hooks_of(parameter), registered):
+                for key in hooks.keys() - set(keys):
                     del hooks[key]
         for path, _, _ in self._versions:
             known = self._weights.get(path) if place_of(path) in self.carried else None
