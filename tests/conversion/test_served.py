@@ -123,14 +123,3 @@ def test_a_program_that_serves_no_example_call_is_not_applied(monkeypatch):
     refused = [site for site in stats["sites"] if site["status"] != "applied"]
     assert [site["region"] for site in refused] == ["parts.1"]
     assert refused[0]["reason"] == "parts.1 serves no example call: refused"
-
-
-def test_what_one_module_asks_of_tensors_refuses_that_module_alone():
-    class Asks(nn.Module):
-        def forward(self, x):
-            return x * (x._version + 1)
-
-    fused, stats = convert(nn.Sequential(convs(), Asks(), convs()).eval(), torch.randn(2, 16, 8, 8))
-    assert set(fused.kfconvert_info()["parts"]) == {"0", "2"}
-    reasons = {region["module"]: str(region["reason"]) for region in stats["regions"] if not region["captured"]}
-    assert "_version" in reasons[""]

@@ -70,16 +70,11 @@ def later(x, times, start):
     return torch.where(times > start, x.sin(), x) * 1.5
 
 
-def share(x, times, period):
-    return torch.sin(x + times / period)
-
-
 @pytest.mark.parametrize(
     ("reference", "example", "function"),
     [
         (sine, (X, 1.5), lambda x, times: torch.sin(x * 2)),
         (sine, (X, 3), lambda x, times: torch.sin(x * 3.0)),
-        (share, (X, TIMES, 1.5), lambda x, times: torch.sin(x + times / 2)),
         (clock, (X, TIMES, 1.5), lambda x, times: torch.sin(x + (times * 3.0) % 10)),
         (clock, (X, TIMES, 3), lambda x, times: torch.sin(x + (times * 3) % 10)),
         (
