@@ -38,7 +38,7 @@ class ModelConverter:
             ``chosen_modules`` in the configuration of the conversion.
         on_miss: called as ``on_miss(reason)`` each time that the converted model, or a part of it, runs its original
             forward (fallback), with the reason that ``kfconvert_info()`` counts; not while a compiler traces it. An
-            exception in it is reported as a warning once and does not end the call. Pickles and artifacts drop it.
+            exception in it ends the call, and it must not call the model. Pickles and artifacts drop it.
         options: options of ``ConversionConfig``, see there. They override ``config``.
 
     Raises:
