@@ -42,10 +42,9 @@ class GradientCall:
     def run(self) -> tuple[Any, ...]:
         """Return the flat outputs of the program; backward recomputes the original. Raises Fallback where backward
         could not compute the gradients."""
-        reason = self._refusal()
-        if reason is not None:
-            raise Fallback(f"{reason}, and the call requires gradients")
-        differentiable = self._differentiable()
+        differentiable = self._refusal() or self._differentiable()
+        if isinstance(differentiable, str):  # a reason
+            raise Fallback(f"{differentiable}, and the call requires gradients")
         region, program = self.variant.region, self.variant.program
         unchanged = program.unchanged()
 
@@ -60,7 +59,7 @@ class GradientCall:
         )
 
     def _refusal(self) -> str | None:
-        """The reason why a later backward pass cannot compute gradients; None where it can."""
+        """The reason why a later backward pass cannot compute gradients, as known without a run of the original."""
         region, known = self.variant.region, self.state.parameters
         if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
             return "saved-tensor hooks are disabled"
@@ -86,8 +85,7 @@ class GradientCall:
         ours = {id(parameter) for parameter in self.parameters}
         if any(tensor.requires_grad and id(tensor) not in ours for tensor in self.variant.program.tensors()):
             return "a buffer or an attribute requires a gradient"
-        differentiable = self._differentiable()
-        return differentiable if isinstance(differentiable, str) else None
+        return None
 
     def _differentiable(self) -> Any:
         """Which flat outputs have a gradient, depending on which parameters and arguments require one, as a tuple of
