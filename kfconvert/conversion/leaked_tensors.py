@@ -12,9 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..runtime import MISSING, OF_CONVERSION, OF_EVERY_MODULE, OF_EXPORT, OfConversion, reached, whole_walk
-
-_NOT_OWN = OF_EVERY_MODULE | OF_CONVERSION
+from ..runtime import MISSING, OF_EXPORT, reached, whole_walk
 
 
 class OutsideCaches:
@@ -54,12 +52,3 @@ class OutsideCaches:
 
 def _are_of_trace(values: Iterable[Any]) -> bool:
     return any(isinstance(each, OF_EXPORT) for each in reached(list(values)))
-
-
-def own_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module that belong to its author, and not to the conversion, such as its ``generate``."""
-    return {
-        name: value
-        for name, value in attributes.items()
-        if name not in _NOT_OWN and not isinstance(value, OfConversion)
-    }

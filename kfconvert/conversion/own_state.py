@@ -16,6 +16,7 @@ from ..inputs import is_equal
 from ..runtime import (
     GENERATORS,
     MISSING,
+    OF_EVERY_MODULE,
     as_bytes,
     generator_state,
     is_plain_object,
@@ -23,8 +24,9 @@ from ..runtime import (
     put_back,
     slotted,
     whole_walk,
+    without_conversion,
 )
-from .leaked_tensors import OutsideCaches, own_attributes
+from .leaked_tensors import OutsideCaches
 
 # The path of a module and the name of its attribute, buffer or parameter; a global has the path of the model.
 Place = tuple[str, str]
@@ -116,6 +118,11 @@ def _contents(value: Any) -> dict[Any, Any] | None:
     return {**vars(value), **slotted(value)} if is_plain_object(value) else slotted(value) or None
 
 
+def own_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module that belong to its author."""
+    return {name: value for name, value in without_conversion(attributes).items() if name not in OF_EVERY_MODULE}
+
+
 class Snapshot:
     """The attributes and buffers of a model's modules, with copies of what they hold."""
 
@@ -163,12 +170,14 @@ class OwnState:
         self._caches = OutsideCaches(model)
         self._gradients = [(each, each.grad, list(map(list, _hooks_of(each)))) for each in model.parameters()]
         self._before = Snapshot(model)
-        self.settled()
+        self._record(self._before)
 
     def settled(self) -> None:
         """Record the state after the first call."""
-        model = self._model
-        self._after = Snapshot(model)
+        self._record(Snapshot(self._model))
+
+    def _record(self, after: Snapshot) -> None:
+        model, self._after = self._model, after
         self._outside = {name: self._after.kept(value) for name, value in self._caches.containers.items()}
         stores = ((path, s) for path, m in model.named_modules() for s in (m._parameters, m._modules))
         self._stores = [(path, store, dict(store)) for path, store in stores]

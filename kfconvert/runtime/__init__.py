@@ -30,6 +30,7 @@ from .state.references import (
     is_plain_object,
     reached,
     slotted,
+    without_conversion,
 )
 from .state.tensor_facts import (
     AUTOGRAD,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..state.references import OF_CONVERSION, OfConversion
+from ..state.references import OfConversion, without_conversion
 from ..state.weak_module import WeakModule
 
 
@@ -24,7 +24,7 @@ class _ForCopies(OfConversion):
         self._module, self._own_forward = WeakModule(module), own_forward
 
     def _without_conversion(self, state: dict[str, Any]) -> dict[str, Any]:
-        kept = {k: v for k, v in state.items() if k not in OF_CONVERSION and not isinstance(v, OfConversion)}
+        kept = without_conversion(state)
         return kept if self._own_forward is None else {**kept, "forward": self._own_forward}
 
 

@@ -28,7 +28,7 @@ from .code_state import Code, Codes
 from .fingerprint import fingerprints
 from .hooks import global_hook, has_hooks
 from .model_state import ModelState
-from .references import OF_CONVERSION, OfConversion, configurations, is_config_dict, is_plain_object, slotted
+from .references import configurations, is_config_dict, is_plain_object, slotted, without_conversion
 from .watch import CODE, Mark
 
 _NUMBERS = (bool, int, float, complex, str, type(None))
@@ -71,8 +71,7 @@ def evidence_of(
     for each in (*model.modules(), *configurations(model)):
         # The code may go through all attributes, in their order.
         if (type(each), "__dict__") in reads or ("__dict__" in reads and not isinstance(each, nn.Module)):
-            names = [name for name, value in vars(each).items() if not isinstance(value, OfConversion)]
-            lines.append(f"{class_name(type(each))} {[name for name in names if name not in OF_CONVERSION]}")
+            lines.append(f"{class_name(type(each))} {list(without_conversion(vars(each)))}")
     for _, value, known in state.compared:
         contents = fingerprints([value]) if isinstance(value, Tensor) else known
         lines.append(f"{described(value)} | {described(contents)}")

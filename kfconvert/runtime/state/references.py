@@ -34,6 +34,11 @@ OF_CONVERSION = frozenset(
 )
 
 
+def without_conversion(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The instance dict of a module without what a conversion added."""
+    return {k: v for k, v in attributes.items() if k not in OF_CONVERSION and not isinstance(v, OfConversion)}
+
+
 class Holdings:
     """The objects that ``model`` holds in attributes, in containers there, and in attributes of plain objects, as long
     as nothing changes.
