@@ -1,7 +1,7 @@
 """The steps of a conversion, its measurements and decisions, and its statistics."""
 
 from .captures import Captures, gathered, note_layouts
-from .checks import ConversionError, check_arguments, check_thread, first_line, resolve_device
+from .checks import ConversionError, check_arguments, check_callback, check_thread, first_line, resolve_device
 from .config import ConversionConfig, takes_options
 from .control import FilterFn, check_names, controlled
 from .decision_log import log_decisions
@@ -14,4 +14,4 @@ from .rollback import AsGiven, given_back_on_error
 from .selector import Decision
 from .sites import match
 from .stages import Progress, Stages
-from .steps import calls_between_checks, check_callback, hand_over, leave_as_it_is, merge_weights, programs, replace
+from .steps import calls_between_checks, hand_over, leave_as_it_is, merge_weights, programs, replace

@@ -33,6 +33,12 @@ def check_arguments(progress: Any, inplace: Any, profile: Any) -> None:
             raise ConversionError(f"{name} must be True or False, not {value!r}"[:300])
 
 
+def check_callback(on_miss: Any) -> None:
+    """Raises ConversionError unless ``on_miss`` is None or callable."""
+    if on_miss is not None and not callable(on_miss):
+        raise ConversionError(f"on_miss must be a function of a reason, not {on_miss!r}"[:300])
+
+
 def check_model(model: Any) -> None:
     """Raises ConversionError if ``model`` cannot be converted."""
     if not isinstance(model, nn.Module):

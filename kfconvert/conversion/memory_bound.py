@@ -14,7 +14,8 @@ from ..matching import Site
 from ..profiling import allocation, bytes_of, bytes_text
 from ..runtime import Program
 from .captures import Captures
-from .preparation import ConversionError, Prepared
+from .checks import ConversionError
+from .preparation import Prepared
 from .steps import merge_weights
 
 # More than the memory of any machine, and less than the largest number in an artifact.

@@ -25,7 +25,6 @@ from ..runtime import (
     uninstall,
 )
 from .captures import Captures
-from .checks import ConversionError
 from .result import Result
 from .stages import Stages
 from .statistics import ConversionStats, conversion_stats
@@ -85,12 +84,6 @@ def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[
 def calls_between_checks(wanted: int | None, device: torch.device) -> int:
     """Returns the number of calls between checks of the weights; 0 for never."""
     return CHECK_WEIGHTS.get(device.type, 0) if wanted is None else wanted
-
-
-def check_callback(on_miss: Any) -> None:
-    """Raises ConversionError unless ``on_miss`` is None or callable."""
-    if on_miss is not None and not callable(on_miss):
-        raise ConversionError(f"on_miss must be a function of a reason, not {on_miss!r}"[:300])
 
 
 def leave_as_it_is(model: nn.Module, stats: dict[str, Any]) -> None:
