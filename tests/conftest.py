@@ -46,14 +46,14 @@ def nothing_remembered(monkeypatch):
     monkeypatch.setenv("KFCONVERT_CACHE", "off")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def small_heap():
-    """Each collection of garbage takes seconds where all that a process has loaded and tested is looked through, and
-    nothing where only what is new is."""
+    """Each conversion collects garbage, which takes a second if the collector searches all that the process has loaded.
+
+    It never searches again what was alive when a file of tests began.
+    """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

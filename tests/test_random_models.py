@@ -7,7 +7,6 @@ exhaustive one.
 
 import os
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,6 @@ from support.random_models import (
     model_inputs,
 )
 
-pytestmark = pytest.mark.usefixtures("small_heap")
 COUNT = int(os.environ.get("KFCONVERT_FUZZ", 0))
 _LINEAR = {"features": 4, "bias": True}
 

@@ -10,7 +10,7 @@ from kfconvert.cli import bench as benchmarks
 from kfconvert.cli import command as cli
 from kfconvert.inputs import ExampleCall, InputError, resized
 
-pytestmark = pytest.mark.usefixtures("workplace", "small_heap")
+pytestmark = pytest.mark.usefixtures("workplace")
 
 ON_CPU = ("--device", "cpu", "--no-compile")
 
