@@ -30,8 +30,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # One name for each kernel.
 KERNELS = {
-    "act_mul", "add_relu", "bias_silu", "dequantize_int8", "layer_norm_act", "multiply_relu", "prelu_bias",
-    "quantize_int8", "rms_norm_act", "rope", "softmax",
+    "act_mul", "add_relu", "layer_norm_act", "multiply_relu", "rms_norm_act",
 }  # fmt: skip
 PAIRS = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp", "swish_multiply", "geglu", "mish_scale"]
 
@@ -97,9 +96,6 @@ def test_every_operator(device, name):
         outputs, truth = given.run(operator), given.in_float64().run(definition)
         for y, exact in zip(outputs, truth, strict=True):
             assert y.device.type == device and y.shape == exact.shape
-            if not y.is_floating_point():
-                assert torch.equal(y, given.run(definition)[0])
-                continue
             near(y, exact.to(device))
         if name in PAIRS:  # the layout of the result is that of kfconvert.ops
             assert [y.stride() for y in outputs] == [y.stride() for y in given.run(getattr(ops, name))]
@@ -116,14 +112,10 @@ def test_as_the_benchmark_calls_them(device, monkeypatch, dtype):
     cases = importlib.import_module("bench_ops_cases")
     compositions = importlib.import_module("bench_ops_compositions").COMPOSITIONS
     called = [case for case in (*cases.CASES, *compositions) if hasattr(kernels, case.operator)]
-    assert len(called) > 20
+    assert len(called) > 10
     for case in called:
         inputs = case.inputs(cases.Maker(torch.device(device), dtype), 6, 48)
-        got = case.of(kernels)(*inputs)
-        if case.operator == "quantize_int8":
-            assert torch.equal(got, case.plain(*inputs))
-        else:
-            near(got, case.plain(*map(widened, inputs)))
+        near(case.of(kernels)(*inputs), case.plain(*map(widened, inputs)))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -162,44 +154,21 @@ def test_default_epsilon(device):
     near(kernels.rms_norm(x, 8), reference.rms_norm(x.double(), 8, eps=torch.finfo(torch.float32).eps))
 
 
-def test_half_way_cases_and_special_values(device):
-    x = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 1e30, -1e30, float("inf"), -float("inf"), float("nan")])
-    empty = kernels.quantize_int8(torch.ones(4, 0, device=device), torch.ones(0, device=device), 2)
-    assert empty.shape == (4, 0) and empty.dtype == torch.int8
-    assert kernels.quantize_int8(x.to(device), 1.0).tolist() == [0, 2, 2, 0, -2, 126, 127, 127, -128, 127, -128, 0]
-
-
 def test_errors(device, tensor):
     x, y = tensor(4, 8), tensor(8)
     learned = tensor(8).requires_grad_()
-    q = x.to(torch.int8)
     for call, match in (
         (lambda: kernels.add_relu(x, y[:3]), r"shapes \(4, 8\) and \(3,\) do not broadcast"),
         (lambda: kernels.add_relu(x, y.half()), "other has another dtype than x"),
         (lambda: kernels.geglu(x, learned), "forward only; kfconvert.ops has the backward"),
-        (lambda: kernels.bias_gelu(x, learned), "forward only"),
-        (lambda: kernels.prelu_bias(x, learned, y), "forward only"),
         (lambda: kernels.rms_norm(x, 8, learned), "forward only"),
         (lambda: kernels.add_layer_norm(x, learned, 8), "forward only"),
-        (lambda: kernels.softmax(x, mask=learned), "forward only"),
-        (lambda: kernels.rope(x, learned, y), "forward only"),
-        (lambda: kernels.dequantize_int8(q, learned), "forward only"),
-        (lambda: kernels.softmax(x.double()), "no float64"),
-        (lambda: kernels.dequantize_int8(q, 0.1, dtype=torch.float64), "no float64"),
-        (lambda: kernels.bias_relu(x, y, 2), r"dim 2 is out of range"),
+        (lambda: kernels.rms_norm(x.double(), 8), "no float64"),
         (lambda: kernels.layer_norm_act(x, 7), "normalized_shape does not fit"),
         (lambda: kernels.rms_norm(tensor(1, 131073), 131073), "rows of at most 131072 elements, not 131073"),
-        (lambda: kernels.softmax(tensor(1, 131073)), "rows of at most 131072 elements, not 131073"),
-        (lambda: kernels.softmax(x, mask=y[:3]), "does not broadcast"),
-        (lambda: kernels.rope(x[:, :7], y[:7], y[:7]), "an even last dimension"),
-        (lambda: kernels.quantize_int8(q, 0.1), "expected float64, float32, float16 or bfloat16"),
-        (lambda: kernels.quantize_int8(x, y[:3]), r"scale has shape \(3,\)"),
-        (lambda: kernels.dequantize_int8(x, 0.1), "expected int8"),
     ):
         with pytest.raises(RuntimeError, match=match):
             call()
-    with pytest.raises(IndexError):
-        kernels.softmax(x, 2)
     with pytest.raises(ValueError, match="unknown activation 'swish'"):
         kernels.layer_norm_act(x, 8, activation="swish")
     with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="no autocast"):
@@ -211,7 +180,6 @@ def test_errors(device, tensor):
 @pytest.mark.cuda
 def test_the_longest_rows():
     x = torch.randn(3, 2**17, device="cuda")
-    check("softmax", x)
     check("layer_norm_act", x, 2**17, x[0], x[1], residual=x, return_sum=True)
 
 
@@ -223,11 +191,7 @@ def test_more_elements_than_32_bits_count():
     row = x[0].clone()
     for function in (
         lambda x: kernels.multiply_relu(x, x),
-        lambda x: kernels.bias_relu(x, row),
         lambda x: kernels.rms_norm(x, 4096, row),
-        lambda x: kernels.softmax(x),
-        lambda x: kernels.rope(x, row, row),
-        lambda x: kernels.quantize_int8(x, 0.02),
     ):
         result = function(x)
         for part in (slice(0, 2), slice(rows // 2, rows // 2 + 2), slice(rows - 2, rows)):

@@ -1,18 +1,15 @@
-"""Triton kernels of some operators, forward only: float32, float16 and bfloat16 on CUDA, computed in float32.
+"""Triton kernels of the functions of two tensors and of the norms of rows, forward only: float32, float16 and bfloat16
+on CUDA, computed in float32.
 
 Signatures and results match kfconvert.ops. Unsupported arguments raise a one-line RuntimeError: float64, gradients,
-autocast, and for norms and softmax rows of more than 131072 elements (rows above 32768 are slow, because a program
+autocast, and for norms rows of more than 131072 elements (rows above 32768 are slow, because a program
 keeps its row in registers). Tensors with another memory layout than the result are copied first. With
 ``TRITON_INTERPRET=1`` in the environment before the import, the kernels run in Triton's interpreter, also on CPU
 tensors.
 """
 
 from ...ops.declaration import OPERATORS
-from .bias import *
 from .combine import *
 from .norms import *
-from .quantize import *
-from .rope import *
-from .softmax import *
 
 __all__ = sorted(OPERATORS.keys() & globals().keys())

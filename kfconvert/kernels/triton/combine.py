@@ -1,5 +1,6 @@
 """The functions of two tensors: act(x + y), act(x * y) or act(x) * y, one kernel."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -8,7 +9,7 @@ from ...ops.activations import BY_CODE, CODES
 from ...ops.fused.combine_act import Combination, check_pair, empty_result
 from ..named import over
 from .activations import activate
-from .arguments import laid_out_as, require_forward
+from .arguments import require_forward
 from .launch import launch, tile
 
 
@@ -39,10 +40,16 @@ def _combined(x, other, combination, code, negative_slope=0.01):
     check_pair(operator, x, other)
     require_forward(operator, x, other)
     y = empty_result(x, other)
-    x, other = laid_out_as(y, x), laid_out_as(y, other)
+    x, other = _laid_out_as(y, x), _laid_out_as(y, other)
     names = {"COMBINATION": combination.name, "ACTIVATION": BY_CODE[code].name}
     launch(_kernel, y, x, other, y, negative_slope, rows=1, cols=y.numel(), **names)
     return y
+
+
+def _laid_out_as(y: Tensor, x: Tensor) -> Tensor:
+    """Returns x, broadcast to the shape of the dense tensor y, with y's memory layout."""
+    x = x.expand(y.shape)
+    return x if x.stride() == y.stride() else torch.empty_like(y, dtype=x.dtype).copy_(x)
 
 
 _PAIRS = ("add_mul_exp", "add_relu", "add_sigmoid", "mish_scale", "mul_tanh", "multiply_relu")

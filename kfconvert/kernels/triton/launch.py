@@ -19,26 +19,6 @@ def tile(rows, cols, R: tl.constexpr, C: tl.constexpr):
     return row, col, (row < rows) & (col < cols)
 
 
-@triton.jit
-def channel_of(row, col, channels, BY_ROW: tl.constexpr):
-    """Returns the channel of each row, or of each column, see :func:`by_channel`."""
-    if BY_ROW:
-        channel = row % channels
-    else:
-        channel = col
-    return channel
-
-
-def by_channel(y: Tensor, dim: int, channels: int) -> dict[str, int | bool]:
-    """Describes the dense tensor y as a matrix whose rows, or columns, each have one channel along ``dim``."""
-    if channels <= 1:
-        return {"rows": 1, "cols": y.numel(), "BY_ROW": True}
-    inner = y.stride(dim)
-    if inner == 1:
-        return {"rows": y.numel() // channels, "cols": channels, "BY_ROW": False}
-    return {"rows": y.numel() // inner, "cols": inner, "BY_ROW": True}
-
-
 def launch(kernel, y: Tensor, *arguments, rows: int, cols: int, widest: int = TILE, **switches) -> None:
     """Launches ``kernel(*arguments, rows, cols, R=, C=, **switches)``, which fills y, for every tile.
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ...ops.activations import BY_CODE, CODES
 from ...ops.norms import as_shape, check_norm, row_count
+from ...ops.registration import require
 from ..named import over
 from .activations import activate
-from .arguments import repeated_rows, require_forward, require_width
+from .arguments import require_forward
 from .launch import WIDEST, launch, tile
 
 
@@ -47,14 +48,14 @@ def rms_norm_act(
 
 @triton.jit
 def _kernel(
-    x, residual, weight, bias, y, s, inner, count, eps, offset, negative_slope, rows, cols,
+    x, residual, weight, bias, y, s, count, eps, offset, negative_slope, rows, cols,
     R: tl.constexpr, C: tl.constexpr, CENTER: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     row, col, inside = tile(rows, cols, R, C)
     at = row * cols + col
     v = tl.load(x + at, inside, 0.0).to(tl.float32)
     if residual is not None:
-        v += tl.load(residual + row // inner % count * cols + col, inside, 0.0).to(tl.float32)
+        v += tl.load(residual + row % count * cols + col, inside, 0.0).to(tl.float32)
         if s is not None:
             tl.store(s + at, v, inside)
     if CENTER:
@@ -74,14 +75,13 @@ def _norm(center, x, normalized_shape, residual, return_sum, affine, activation,
     check_norm(operator, x, residual, shape, weight, bias)
     require_forward(operator, x, weight, bias, residual)
     cols = math.prod(shape)
-    require_width(operator, cols)
+    require(cols <= WIDEST, operator, f"Triton takes rows of at most {WIDEST} elements, not {cols}")
     x = x.contiguous()
-    y, s, inner, count = torch.empty_like(x), None, 1, 1
+    y, s, count = torch.empty_like(x), None, 1
     if residual is not None:
-        s = torch.empty_like(x) if return_sum else None
-        residual, inner, count = repeated_rows(residual, x, len(shape))
-    weight, bias = (None if values is None else values.contiguous() for values in (weight, bias))
-    arguments = (x, residual, weight, bias, y, s, inner, count, eps, offset, negative_slope)
+        s, count = torch.empty_like(x) if return_sum else None, row_count(residual, shape)
+    weight, bias, residual = (None if given is None else given.contiguous() for given in (weight, bias, residual))
+    arguments = (x, residual, weight, bias, y, s, count, eps, offset, negative_slope)
     rows = row_count(x, shape)
     launch(_kernel, y, *arguments, rows=rows, cols=cols, widest=WIDEST, CENTER=center, ACTIVATION=activation)
     if not return_sum:
