@@ -240,14 +240,9 @@ class FusedConvBN(FusedModule):
         conv, bn = self.conv, self.bn
         if bn is None:
             return conv.weight, conv.bias
-        scale = torch.rsqrt(bn.running_var.double() + bn.eps)
-        if bn.weight is not None:
-            scale = scale * bn.weight.double()
-        mean = bn.running_mean.double()
-        bias = (-mean if conv.bias is None else conv.bias.double() - mean) * scale
-        if bn.bias is not None:
-            bias = bias + bn.bias.double()
-        return conv.weight.double() * scale.reshape(-1, *[1] * (conv.weight.dim() - 1)), bias
+        scale, shift = scale_and_shift(bn)
+        weight = conv.weight.double() * scale.reshape(-1, *[1] * (conv.weight.dim() - 1))
+        return weight, shift if conv.bias is None else conv.bias.double() * scale + shift
 
     def _uses_channels_last(self, x: torch.Tensor) -> bool:
         """Whether the result is channels-last: if requested, or, as in ATen, if the input or weight is."""

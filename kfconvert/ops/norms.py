@@ -5,7 +5,7 @@ from operator import index
 
 import torch
 
-from .registration import cast_floats, cast_to_widest, require, require_float, require_same_options
+from .registration import cast_floats, cast_to_widest, require, require_float, require_same_options, require_shape
 
 
 def as_shape(normalized_shape: int | Sequence[int]) -> Sequence[int]:
@@ -59,11 +59,7 @@ def check_norm(operator, x, residual, shape, weight, bias=None) -> None:
             continue
         if x.element_size() > 2 or tensor.dtype != torch.float32:
             require_same_options(operator, name, x, tensor)
-        require(
-            tuple(tensor.shape) == tuple(shape),
-            operator,
-            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}",
-        )
+        require_shape(operator, name, tensor, shape)
     require(
         weight is None or bias is None or weight.dtype == bias.dtype,
         operator,

@@ -184,6 +184,12 @@ def require_same_options(operator, name, x, other, x_name="x"):
     )
 
 
+def require_shape(operator, name, tensor, shape):
+    """Raises RuntimeError unless ``tensor`` has this ``shape``."""
+    given, expected = tuple(tensor.shape), tuple(shape)
+    require(given == expected, operator, lambda: f"{name} has shape {given}, expected {expected}")
+
+
 def require_broadcast(operator, x, other):
     """Raises RuntimeError unless the shapes of x and other broadcast."""
     for one, two in zip(reversed(x.shape), reversed(other.shape)):

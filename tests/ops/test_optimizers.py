@@ -1,7 +1,5 @@
 """The optimizers against torch's own loops over single tensors."""
 
-import copy
-import pickle
 from functools import partial
 
 import pytest
@@ -169,14 +167,3 @@ def test_momentum_of_a_parameter_whose_first_gradient_a_later_closure_makes(devi
             optimizer.step(closure)
         found.append(params)
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
-def test_a_copy_tells_of_its_writes(device, name, duplicate):
-    optimizer = duplicate(getattr(ops, name)(parameters(torch.float32, device)))
-    [parameter, *_] = optimizer.param_groups[0]["params"]
-    parameter.grad = torch.ones_like(parameter)
-    before = parameter._version
-    optimizer.step()
-    assert parameter._version > before

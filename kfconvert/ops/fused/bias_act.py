@@ -19,6 +19,7 @@ from ..registration import (
     require,
     require_float,
     require_same_options,
+    require_shape,
     wants_gradient,
 )
 
@@ -77,11 +78,7 @@ def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, resid
         check_channels(operator, "bias", x, bias, dim)
     if residual is not None:
         require_same_options(operator, "residual", x, residual)
-        require(
-            residual.shape == x.shape,
-            operator,
-            f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}",
-        )
+        require_shape(operator, "residual", residual, x.shape)
 
 
 def check_channels(operator: str, name: str, x: torch.Tensor, values: torch.Tensor, dim: int) -> None:

@@ -18,6 +18,7 @@ from ..registration import (
     has_kernels,
     require,
     require_same_options,
+    require_shape,
     wants_gradient,
 )
 
@@ -111,20 +112,13 @@ def _check(x, weight, bias, residual, groups):
         if tensor is not None:
             require_same_options("conv_act", name, x, tensor)
     if bias is not None:
-        require(
-            bias.dim() == 1 and bias.shape[0] == weight.shape[0],
-            "conv_act",
-            f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)",
-        )
+        require_shape("conv_act", "bias", bias, weight.shape[:1])
 
 
 def _convolve(x, weight, bias, residual, stride, padding, dilation, groups):
     y = _CONVOLUTIONS[weight.dim()](x, weight, bias, *map(_numbers, (stride, padding, dilation)), groups)
-    require(
-        residual is None or residual.shape == y.shape,
-        "conv_act",
-        f"residual has shape {None if residual is None else tuple(residual.shape)}, expected {tuple(y.shape)}",
-    )
+    if residual is not None:
+        require_shape("conv_act", "residual", residual, y.shape)
     return y
 
 

@@ -16,6 +16,7 @@ from ..registration import (
     has_kernels,
     require,
     require_same_options,
+    require_shape,
     wants_gradient,
 )
 
@@ -65,11 +66,7 @@ def check(operator, x, weight, bias):
     )
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
-        require(
-            bias.dim() == 1 and bias.shape[0] == weight.shape[0],
-            operator,
-            f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)",
-        )
+        require_shape(operator, "bias", bias, weight.shape[:1])
 
 
 def _compose(x, weight, bias, code, negative_slope):

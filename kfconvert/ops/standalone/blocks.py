@@ -14,7 +14,7 @@ from ..declaration import declare
 from ..fused.conv_act import conv_act
 from ..fused.linear_act import linear_act
 from ..norms import accumulator
-from ..registration import has_kernels, require, require_same_options, wants_gradient
+from ..registration import has_kernels, require, require_same_options, require_shape, wants_gradient
 from .batch_norm_act import batch_norm_act
 
 __all__ = ["conv2d_bn_act", "conv2d_gelu_dropout", "depthwise_pointwise", "ffn_block", "fused_linear_activation"]
@@ -93,7 +93,7 @@ def conv2d_bn_act(
     _require_four_dimensions(operator, "weight", weight)
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
-        _require_channels(operator, "bias", bias, weight.shape[0])
+        require_shape(operator, "bias", bias, weight.shape[:1])
     # cuDNN adds a bias in a separate pass. The statistics have no derivative, so the bias must not require one.
     if x.is_cuda and has_kernels(x) and bias is not None and not wants_gradient(bias):
         running_mean, bias = running_mean.to(accumulator(x.dtype)) - bias, None
@@ -173,8 +173,3 @@ def _require_four_dimensions(operator, name, tensor):
     shape = tuple(tensor.shape)
     message = f"{name} has shape {shape}, expected (out, in / groups, height, width)"
     require(len(shape) == 4, operator, message)
-
-
-def _require_channels(operator, name, tensor, channels):
-    shape = tuple(tensor.shape)
-    require(shape == (channels,), operator, f"{name} has shape {shape}, expected ({channels},)")

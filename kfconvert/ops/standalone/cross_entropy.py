@@ -19,6 +19,7 @@ from ..registration import (
     require,
     require_float,
     require_same_device,
+    require_shape,
     wants_gradient,
 )
 
@@ -82,8 +83,7 @@ def _check(x, target):
     require(x.dim() == 2, operator, f"x has shape {tuple(x.shape)}, expected (rows, classes)")
     require_same_device(operator, "target", x, target)
     require(target.dtype == torch.int64, operator, "target must be int64")
-    shape = (x.shape[0],)
-    require(target.shape == shape, operator, f"target has shape {tuple(target.shape)}, expected {shape}")
+    require_shape(operator, "target", target, x.shape[:1])
 
 
 def _check_targets(x, target, ignored):

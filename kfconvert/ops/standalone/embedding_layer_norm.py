@@ -11,7 +11,15 @@ from torch import Tensor
 from ...torch_state import being_traced, transformed
 from ..declaration import declare, wants_gradients
 from ..fused.layer_norm_act import layer_norm_act
-from ..registration import define, has_kernels, require, require_float, require_same_device, wants_gradient
+from ..registration import (
+    define,
+    has_kernels,
+    require,
+    require_float,
+    require_same_device,
+    require_shape,
+    wants_gradient,
+)
 
 __all__ = ["embedding_layer_norm"]
 
@@ -79,8 +87,7 @@ def _check(ids, word, position, token_type, token_type_ids, weight, bias):
             require_same_device(operator, name, word, tensor, "word")
             require(tensor.dtype in (torch.int32, torch.int64), operator, f"{name} must be int32 or int64")
             require(tensor.dim() >= 1, operator, f"{name} has no dimension")
-            shape, expected = tuple(tensor.shape), tuple(ids.shape)
-            require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
+            require_shape(operator, name, tensor, ids.shape)
     require_float(operator, word)
     require(word.dim() == 2, operator, f"word has shape {tuple(word.shape)}, expected (V, D)")
     for name, tensor, rows in (("position", position, ids.shape[-1]), ("token_type", token_type, 1)):
@@ -94,8 +101,7 @@ def _check(ids, word, position, token_type, token_type_ids, weight, bias):
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
             require_same_device(operator, name, word, tensor, "word")
-            shape, expected = tuple(tensor.shape), tuple(word.shape[1:])
-            require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
+            require_shape(operator, name, tensor, word.shape[1:])
             fits = tensor.dtype == word.dtype or (word.element_size() == 2 and tensor.dtype == torch.float32)
             fits = fits or torch.is_autocast_enabled(word.device.type)
             require(fits, operator, f"{name} has another dtype than word")

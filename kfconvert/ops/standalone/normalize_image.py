@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..arguments import as_integer, as_number
 from ..declaration import declare
-from ..registration import define, has_kernels, require, require_float, require_same_device
+from ..registration import define, has_kernels, require, require_float, require_same_device, require_shape
 
 __all__ = ["normalize_image"]
 
@@ -77,8 +77,7 @@ def _checked(operator, name, value, image):
     channels = image.shape[-1]
     if isinstance(value, Tensor):
         require_same_device(operator, name, image, value, "image")
-        fits = value.shape == (channels,)
-        require(fits, operator, f"{name} has shape {tuple(value.shape)}, expected ({channels},)")
+        require_shape(operator, name, value, (channels,))
         return value.detach()
     require(isinstance(value, Iterable), operator, f"{name} must be numbers or a tensor, got {value}")
     value = [as_number(operator, name, number) for number in value]

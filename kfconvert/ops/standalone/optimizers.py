@@ -1,7 +1,6 @@
 """torch's optimizers in their fastest form for the given parameters."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ _FUSED_DEVICES = ("cpu", "cuda")
 @declare(group="optimizer", runs="torch's own fused step")
 def fused_adam(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.Adam:
     """Creates ``torch.optim.Adam`` (Kingma and Ba, arXiv:1412.6980). See :func:`fused_adamw`."""
-    return _made(FusedAdam, torch.optim.Adam, params, lr, options)
+    return _made(torch.optim.Adam, torch.optim.Adam, params, lr, options)
 
 
 @declare(group="optimizer", runs="torch's own fused step")
@@ -25,8 +24,8 @@ def fused_adamw(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch
     arXiv:1711.05101).
 
     ``fused=True`` if all parameters are real floats on the CPU or a CUDA GPU, else ``foreach=True``. A step increments
-    the version counters of the parameters that it writes, unlike torch's fused steps. Autograd and caches of derived
-    tensors therefore detect the change.
+    the version counters of the parameters that it writes, unlike torch's fused steps, so autograd detects the change.
+    Steps of a copied or unpickled optimizer do not.
 
     Args:
         params: tensors, (name, tensor) pairs or groups (dicts), as for any torch optimizer. Sparse
@@ -34,7 +33,7 @@ def fused_adamw(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch
         lr: the learning rate.
         options: other options of torch.optim.AdamW, except ``fused``, ``foreach`` and ``differentiable``.
     """
-    return _made(FusedAdamW, torch.optim.AdamW, params, lr, options)
+    return _made(torch.optim.AdamW, torch.optim.AdamW, params, lr, options)
 
 
 @declare(group="optimizer", runs="torch's own fused step")
@@ -43,30 +42,7 @@ def fused_sgd(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.o
     return _made(FusedSGD, torch.optim.SGD, params, lr, options)
 
 
-class _Followed:
-    """An optimizer with a fused step that increments version counters, also after a copy or pickling."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._follow()
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        self._follow()
-
-    def _follow(self: Any) -> None:
-        self.register_step_post_hook(_count_writes)
-
-
-class FusedAdam(_Followed, torch.optim.Adam):
-    """The optimizer of :func:`fused_adam`."""
-
-
-class FusedAdamW(_Followed, torch.optim.AdamW):
-    """The optimizer of :func:`fused_adamw`."""
-
-
-class FusedSGD(_Followed, torch.optim.SGD):
+class FusedSGD(torch.optim.SGD):
     """The optimizer of :func:`fused_sgd`."""
 
     def _init_group(self, group, *lists):
@@ -86,7 +62,9 @@ class FusedSGD(_Followed, torch.optim.SGD):
 def _made(fused_kind, kind, params, lr, options):
     params = _as_list(params)
     if _takes_fused(params, options):
-        return fused_kind(params, lr, fused=True, **options)
+        optimizer = fused_kind(params, lr, fused=True, **options)
+        optimizer.register_step_post_hook(_count_writes)
+        return optimizer
     return kind(params, lr, foreach=True, **options)
 
 

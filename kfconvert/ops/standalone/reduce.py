@@ -29,6 +29,7 @@ from ..registration import (
     require_broadcast,
     require_float,
     require_same_options,
+    require_shape,
     wants_gradient,
 )
 
@@ -221,8 +222,7 @@ def _check(x, other, dims, term):
     require(fits, operator, "other belongs to differences only")
     if other is not None:
         require_same_options(operator, "other", x, other)
-        message = f"other has shape {tuple(other.shape)}, expected {tuple(x.shape)}"
-        require(x.shape == other.shape, operator, message)
+        require_shape(operator, "other", other, x.shape)
 
 
 def _compose(x, other, dims, term, mean, wide):
