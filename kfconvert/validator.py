@@ -78,7 +78,7 @@ def validate_optimization(
         try:
             optimized_out = model_outputs(optimized, args, kwargs)
         except Exception as error:  # any error makes the optimised model unusable, and is reported
-            reason = f"the optimised model failed: {one_line(error)}"
+            reason = f"the optimized model failed: {one_line(error)}"
             result = ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
         else:
             result = compare(reference, original_out, optimized_out, accuracy_threshold)

@@ -278,7 +278,7 @@ def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[Error
     """
     note = None
     if not isinstance(truth, Tensor) or truth.shape != ours.shape:
-        truth, note = ours, "has another shape there: the original is used instead"
+        truth, note = ours, "has another shape there, so the original's output replaces it"
     dtype = ours.dtype
     truth, ours, theirs = _float64(truth), _float64(ours), _float64(theirs)
     finite = ours.isfinite()
@@ -287,7 +287,7 @@ def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[Error
     unknown = ~truth.isfinite()
     if unknown.any():
         truth = torch.where(unknown, ours, truth)
-        note = f"has {int(unknown.sum())} values that are not finite there: the original's are used instead"
+        note = f"has {int(unknown.sum())} values that are not finite there, so the original's values replace them"
     far = unknown
     if truth.numel():
         # Rounding errors next to zeros are not another path, such as for a norm over a single value.
@@ -296,7 +296,7 @@ def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[Error
     # If most values differ, the output consists of rounding errors, and `truth` is used.
     if 0 < far.sum() <= far.numel() / 2:
         truth = torch.where(far, ours, truth)
-        note = f"has {int(far.sum())} values that rounding does not explain: the original's are used instead"
+        note = f"has {int(far.sum())} values that rounding does not explain, so the original's values replace them"
     return _error_stats(name, truth, ours), _error_stats(name, truth, theirs), note
 
 

@@ -138,7 +138,7 @@ def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.
         device = str(record["device"])
         if device.startswith("cuda") and not torch.cuda.is_available():
             warnings.warn(
-                "the model was converted for a CUDA GPU, which is not available: it is converted for the CPU",
+                "the model was converted for a CUDA GPU, which is not available, so load converts it for the CPU",
                 stacklevel=level_outside(),
             )
             return torch.device("cpu")

@@ -141,7 +141,9 @@ class Graphs:
         except Exception as error:  # from the values of the file, or code of the model
             known = isinstance(error, (Unstorable, NoEvidence))
             reason = str(error) if known else f"{type(error).__name__}: {first_line(error)}"
-            _LOG.warning("%s is traced again, as its stored graphs are not used: %s", type(model).__name__, reason)
+            _LOG.warning(
+                "%s is traced again, because its stored graphs cannot be used: %s", type(model).__name__, reason
+            )
 
     def _make(self, model: nn.Module, device: torch.device, stored: dict[str, Any]) -> None:
         if str(device) != stored["device"]:

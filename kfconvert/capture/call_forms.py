@@ -48,7 +48,7 @@ def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outp
     if model in counting:
         return CaptureError(counting[model])
     if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
-        return CaptureError("it turns inference mode on, which its outputs show")
+        return CaptureError("its forward enables inference mode, and its outputs are inference tensors")
     attribute = attribute_of(outputs)
     if attribute is not None:
         return CaptureError(f"its output has the attribute {attribute}")

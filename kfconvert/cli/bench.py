@@ -212,10 +212,10 @@ def _notes(found: Sequence[Any], model: Any) -> list[str]:
     from ..report import given_back
 
     info = model.kfconvert_info()
-    notes = [f"{each.name} is left out: {each.failure}" for each in found if each.failure]
+    notes = [f"{each.name} was not timed: {each.failure}" for each in found if each.failure]
     notes += [f"{each.name} is less accurate than eager: {each.inaccurate}" for each in found if each.inaccurate]
     if reason := given_back(info):
-        notes.append(f"the original is given back, and timed instead of a converted model: {reason}")
+        notes.append(f"kfconvert returned the original, which is timed instead of a converted model: {reason}")
     misses = info["guard"]["misses"]
     if sum(misses.values()) > info["guard"]["hits"]:
         notes.append(f"the converted model runs its original forward: {max(misses, key=misses.get)}")

@@ -210,7 +210,7 @@ def report(ctx: click.Context, path: str, to_open: bool, as_json: bool) -> None:
         if not as_json:
             click.echo(printable(page["page"]))
         if to_open and not webbrowser.open(Path(page["page"]).absolute().as_uri()):
-            errors.append(f"no browser shows {page['page']}")
+            errors.append(f"no browser could open {page['page']}")
     for error in errors:
         _say_error(error)
     ctx.exit(EXIT_ERROR if errors else 0)

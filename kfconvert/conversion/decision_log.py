@@ -31,4 +31,4 @@ def log_decisions(stats: dict[str, Any]) -> None:
         if told := line(stats):
             _LOG.info("%s: %s %s", name, what, told)
     if stats["given_back"]:
-        _LOG.info("%s: the original is given back: %s", name, stats["given_back"])
+        _LOG.info("%s: the original is returned: %s", name, stats["given_back"])

@@ -142,7 +142,10 @@ def drop_inaccurate(
         items.sort(key=lambda item: max(site.error_ratio or 0.0 for site in item))
         count = _passing(items, judge)
         for item in items[count:]:
-            drop(item, f"dropped after validation as one of the least accurate, which together fail: {accuracy.reason}")
+            drop(
+                item,
+                f"dropped after validation as one of the least accurate sites, which together fail: {accuracy.reason}",
+            )
         accuracy = judge(items[:count])
     return accuracy
 

@@ -111,12 +111,12 @@ class Generate(OfConversion):
         """The reason to pass this call to transformers unchanged, or None."""
         named = [name for name in _FOR_TRANSFORMERS if kwargs.get(name) is not None]
         if named or len(args) > _BY_PLACE:
-            return f"it gets {named[0] if named else 'too many positional arguments'}"
+            return f"the call passes {named[0] if named else 'too many positional arguments'}"
         config = kwargs.get("generation_config", args[1] if len(args) > 1 else None) or model.generation_config
         for name, plain in _OTHER_MODES.items():
             value = kwargs.get(name)
             if (getattr(config, name, None) if value is None else value) not in plain:
-                return f"it gets {name}"
+                return f"the call sets {name}"
         own = vars(model).keys() - {"generate"}  # this object
         for name in _of_loop():
             if name in own or not _is_of_transformers(type(model), name):
@@ -156,7 +156,9 @@ class Generate(OfConversion):
             return tokens
         except NotServed as reason:
             if listeners is not None and listeners.have_heard:
-                raise RuntimeError(f"generate() cannot go on after tokens were passed on: {reason}") from reason
+                raise RuntimeError(
+                    f"generate() cannot continue, because a streamer or criterion has already received tokens: {reason}"
+                ) from reason
             self.others[str(reason)] += 1
         return type(model)._sample(
             model,
@@ -250,7 +252,7 @@ class Generate(OfConversion):
         model."""
         guarded = guarded_forward(model)
         if guarded is None:
-            raise NotServed("it has no program any more")
+            raise NotServed("its program was dropped")
         hooked = "it has hooks, which must run in each step" if has_hooks(model) else None
         reason = hooked or guarded.refusal_of(session.variant, session.leaves)
         if reason is not None:
@@ -262,7 +264,7 @@ class Generate(OfConversion):
         guarded = guarded_forward(model)
         variant = next(filter(_makes_steps, guarded.variants if guarded else ()), None)
         if variant is None:
-            raise NotServed("it has no program any more")
+            raise NotServed("its program was dropped")
         session = self._sessions.pop(key, None)
         if session is None or session.variant is not variant:
             try:

@@ -107,7 +107,7 @@ def request(
     if str(config.get_generation_mode()).rpartition(".")[2] not in ("GREEDY_SEARCH", "SAMPLE"):
         raise NotServed("it is neither greedy search nor sampling")
     for is_so, reason in (
-        (synced, "its ranks wait for one another"),
+        (synced, "it synchronizes ranks (synced_gpus)"),
         (config.return_dict_in_generate, "it returns more than tokens"),
         (not config.use_cache, "it uses no cache"),
         (config.prefill_chunk_size is not None, "it processes the prompt in chunks"),
@@ -115,12 +115,12 @@ def request(
         if is_so:
             raise NotServed(reason)
     if not _OF_MODEL.issuperset(of_model) or not input_ids.shape[1]:
-        raise NotServed(f"the model gets {', '.join(sorted(of_model.keys() - _OF_MODEL)) or 'no tokens'}")
+        raise NotServed(f"the model receives {', '.join(sorted(of_model.keys() - _OF_MODEL)) or 'no tokens'}")
     cache: Any = of_model.get("past_key_values")
     if type(cache).__name__ != "DynamicCache" or cache.get_seq_length():
         raise NotServed("its cache is not a new DynamicCache")
     if getattr(cache, "_is_user_defined", False):
-        raise NotServed("it fills a cache of the caller")
+        raise NotServed("it fills a cache that the caller passed")
     named = {type(each).__name__: each for each in criteria if _is_known_criterion(each)}
     unknown = [type(each).__name__ for each in processors if not _is_known(each)]
     if unknown:

@@ -54,7 +54,7 @@ def _arch_flags() -> list[str]:
     if not os.environ.get("KFCONVERT_CUDA_ARCHS"):
         named = " and ".join(f"{arch[:-1]}.{arch[-1]}" for arch in archs)
         warnings.warn(
-            f"kfconvert: torch finds no CUDA GPU: compiling for compute capability {named}, unless "
+            f"kfconvert: torch finds no CUDA GPU, so kfconvert compiles for compute capability {named}, unless "
             "TORCH_CUDA_ARCH_LIST is set",
             RuntimeWarning,
             stacklevel=5,  # the caller of compile_from_file

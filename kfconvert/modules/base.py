@@ -217,10 +217,10 @@ def require_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...], kind_na
     """
     name = type(module).__name__
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        raise TypeError(f"{name} is not initialised yet: run it once before fusing it")
+        raise TypeError(f"{name} is not initialized yet: run it once before fusing it")
     if parametrize.is_parametrized(module):
         remedy = 'call torch.nn.utils.parametrize.remove_parametrizations(module, "weight") before fusing it'
-        raise ValueError(f"{name} is parametrised: {remedy}")
+        raise ValueError(f"{name} is parametrized: {remedy}")
     base = next((kind for kind in kinds if isinstance(module, kind)), None)
     if base is None or type(module).forward is not base.forward:
         raise TypeError(f"expected {kind_names}, got {type(module).__module__}.{name}")

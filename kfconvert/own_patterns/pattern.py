@@ -139,7 +139,9 @@ class OwnPattern:
         known = captured[0]
         for number, names in enumerate(captured[1:], 1):
             if known.isdisjoint(names):
-                raise PatternError(f"its result {number} has nothing in common with previous ones: make it a pattern")
+                raise PatternError(
+                    f"its result {number} shares no argument with previous results: register a separate pattern"
+                )
             known |= names
 
     def _call(self, values: dict[str, Any]) -> ExampleCall:
@@ -196,11 +198,11 @@ class OwnPattern:
             try:
                 self._known[key] = self._trace_for(tensors, numbers)
             except PatternError as error:
-                self._known[key] = f"for such arguments {error}"
+                self._known[key] = f"with the arguments of this match, {error}"
         known = self._known[key]
         if isinstance(known, str):
             return known
-        reason = "for such arguments the reference computes something else"
+        reason = "with the arguments of this match, the reference computes something else"
         for binding in unify(known.tree, match.root):
             same = all(binding.captures[name] is match.captures[name] for name in self.tensors)
             if same and _has_sizes(known, binding.captures, tensors):

@@ -153,15 +153,15 @@ def _split_refusal(captures: dict[str, Any]) -> str | None:
         return "the scores are not reshaped by splitting the first dimension"
     joined = sizes(captures["weights"]) if "weights" in captures else softmax
     if joined[-2:] != scores[-2:] or len(joined) not in (len(scores), len(split)):
-        return "the weights are reshaped otherwise than the scores"
+        return "the attention weights have another shape than the scores"
     if len(joined) == len(scores) and joined[1:] != scores[1:]:
-        return "the weights are reshaped otherwise than the scores"
+        return "the attention weights have another shape than the scores"
     if len(joined) != len(v) or len(result) != len(v) or (len(scores) == 4 and len(v) != 4):
-        return "the values have other dimensions than the weights"
+        return "the values have other dimensions than the attention weights"
     masked = sizes(captures["joined"].args[0]) if "joined" in captures else softmax
     keys = sizes(_key(captures))
     if masked != split or v[:-2] != joined[:-2] or keys[:-2] != scores[:-2]:
-        return "the masks, keys or values are broadcast otherwise than the scores"
+        return "the masks, keys or values are not broadcast like the scores"
     return None
 
 

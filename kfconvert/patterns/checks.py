@@ -43,7 +43,7 @@ def residual_refusal(x: Any, residual: Any, total: fx.Node, normalized: int) -> 
     if not (isinstance(x, fx.Node) and isinstance(residual, fx.Node)):
         return "a constant is added, not a residual"
     if not same_shape(x, total) or not repeats_over(residual, x, normalized):
-        return "the residual is broadcast over other than leading dimensions"
+        return "the residual is broadcast over dimensions that are not leading"
     return None
 
 

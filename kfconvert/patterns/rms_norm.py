@@ -81,7 +81,7 @@ def _refusal(match: Match) -> str | None:
     if "dimensions" in captures and list(captures["dimensions"]) not in ([-1], [rank - 1]):
         return f"the mean is over dimensions {list(captures['dimensions'])}, not over the last one"
     if None in shape:
-        return "the size of the normalised dimension is free"
+        return "the size of the normalized dimension is free"
     for name in ("eps", "offset"):
         if isinstance(captures.get(name), fx.Node):
             return f"the {name} is a tensor, not a number"
@@ -97,7 +97,7 @@ def _weight_refusal(weight: fx.Node | None, value: fx.Node, shape: tuple[int, ..
         return None
     own, dtype = traced(weight), traced(value).dtype
     if tuple(own.shape) != shape:
-        return f"the weight has shape {tuple(own.shape)}, the normalised shape is {shape}"
+        return f"the weight has shape {tuple(own.shape)}, the normalized shape is {shape}"
     if own.dtype is not dtype and not (dtype in _HALF and own.dtype is torch.float32):
         return f"mixed dtypes {dtype}, {own.dtype}"
     return None

@@ -80,7 +80,7 @@ def _stand_in(name: str, kernel: Any, here: ThisThread, groups: _Groups) -> Call
         if not here or group is None:
             return kernel.call_boxed(keys, *args)
         if name not in _OF_ALL:
-            raise CannotBeAlone(f"{name} is for some of the ranks only, so a rank cannot be converted alone")
+            raise CannotBeAlone(f"{name} involves only some of the ranks, so a rank cannot be converted alone")
         for noted in _logs:
             noted.append((name, dist.ProcessGroup.unbox(group).group_name, *map(_kind, _tensors(args))))
         results = kernel.call_boxed(keys, *[groups.apart(arg) if _is_group(arg) else arg for arg in args])

@@ -187,7 +187,7 @@ def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -
     """(tone, text) of each warning at the top of the page."""
     notices = []
     if stats.get("reverted"):
-        notices.append(("bad", f"The original is given back: {stats['reverted']}."))
+        notices.append(("bad", f"The original is returned: {stats['reverted']}."))
     elif not stats.get("total_replaced"):
         notices.append(("warn", nothing_fused_line(stats)))
     if (stats.get("accuracy") or {}).get("passed") is False and not stats.get("reverted"):

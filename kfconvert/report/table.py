@@ -66,7 +66,7 @@ def speed_line(stats: dict[str, Any]) -> str:
     timings = comparison["timings"]
     parts = [f"{name} {timing_text(timing)}" for name, timing in timings.items()]
     speedups = [speedup_line(name, speedup, len(timings) > 2) for name, speedup in comparison["speedups"].items()]
-    returned = ["the original is given back"] if given_back(stats) else []
+    returned = ["the original is returned"] if given_back(stats) else []
     return " -> ".join(parts) + " | " + "; ".join(speedups + returned)
 
 
@@ -84,7 +84,7 @@ def generation_line(stats: dict[str, Any]) -> str:
     parts.append(f"prefill {before['prefill_ms']:.2f} -> {after['prefill_ms']:.2f} ms")
     if before["step_ms"] is not None and after["step_ms"] is not None:
         parts.append(f"step {before['step_ms']:.2f} -> {after['step_ms']:.2f} ms")
-    returned = "; the original is given back" if given_back(stats) else ""
+    returned = "; the original is returned" if given_back(stats) else ""
     asked = f"prompt {prompt}, {generation['new_tokens']} new"
     return f"{asked}: {', '.join(parts)} | {speedup_line('', generation['speedup'], False)}{returned}"
 
@@ -218,14 +218,14 @@ def nothing_fused_line(stats: dict[str, Any]) -> str:
     """A line for models without a fused site: the reason if known, and the consequence for calls."""
     why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
     if given_back(stats):
-        return f"Nothing was fused, the original is given back{why}."
+        return f"Nothing was fused, the original is returned{why}."
     if stats.get("replays_unfused"):
         return f"Nothing was fused, calls are replayed from CUDA graphs{why}."
     return f"Nothing was fused in calls like the example{why}."
 
 
 def given_back(stats: dict[str, Any]) -> str | None:
-    """Returns the reason why the original is given back; None if the model has programs."""
+    """Returns the reason why the original is returned; None if the model has programs."""
     return stats.get("given_back") or stats.get("reverted")
 
 

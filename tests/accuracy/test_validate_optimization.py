@@ -91,7 +91,7 @@ def test_a_model_that_is_wrong_or_fails():
     optimized.linear = nn.Linear(3, 4)
     result = validate_optimization(original, optimized, torch.ones(2, 4))
     accurate, speedup = result
-    assert accurate is False and math.isnan(speedup) and "the optimised model failed" in result.reason
+    assert accurate is False and math.isnan(speedup) and "the optimized model failed" in result.reason
 
 
 @pytest.mark.cuda

@@ -278,7 +278,7 @@ def test_an_optimised_model_that_raises_fails_with_its_message(block, x):
         raise RuntimeError("kernel refused\nsecond line")
 
     result = validate_optimization(block, Wrapped(block, fail), x)
-    assert not result.passed and result.reason == "the optimised model failed: RuntimeError: kernel refused"
+    assert not result.passed and result.reason == "the optimized model failed: RuntimeError: kernel refused"
 
 
 def test_errors_of_the_original_are_raised(block):

@@ -232,7 +232,7 @@ def test_recorded_gpu_that_is_missing_is_told(path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rewrite(path, device="cuda:0")
     seen = []
-    with pytest.warns(UserWarning, match="converted for the CPU"):
+    with pytest.warns(UserWarning, match="converts it for the CPU"):
         loaded = artifact.load(path, model=SmallNet, on_miss=seen.append)
     assert next(loaded.parameters()).device.type == "cpu"
     loaded.train()

@@ -79,7 +79,7 @@ def test_an_artifact_that_is_damaged_loses_no_other_page(capsys, out):
 def test_without_a_browser_one_line_says_so(capsys, out, monkeypatch):
     monkeypatch.setattr(cli.webbrowser, "open", lambda address: False)
     assert cli.main(["report", "out/gelu", "--open"]) == 2
-    one_error(capsys, "no browser shows out/gelu/report.html")
+    one_error(capsys, "no browser could open out/gelu/report.html")
 
 
 @pytest.mark.parametrize("args", [["report", "."], ["compare", "out/gelu", "."], ["compare", ".", "out/gelu"]])

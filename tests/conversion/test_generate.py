@@ -286,7 +286,9 @@ def test_a_model_that_changes_after_a_streamer_has_heard_tokens():
                 fused.model.norm.register_forward_hook(lambda module, given, output: None)
 
     heard = Changes()
-    with pytest.raises(RuntimeError, match="cannot go on after tokens were passed on: .* hooks"):
+    with pytest.raises(
+        RuntimeError, match="cannot continue, because a streamer or criterion has already received tokens: .* hooks"
+    ):
         generated(fused, streamer=heard)
     assert len(heard.tokens) == 4
 

@@ -52,7 +52,7 @@ def test_decisions_are_told_by_conversion_and_by_load(caplog, tmp_path):
 def test_why_nothing_was_fused_is_told(caplog):
     caplog.set_level(logging.INFO, "kfconvert")
     ModelConverter(include=[], effort="fast").convert_model(Net(), example_inputs=X)
-    assert told(caplog, logging.INFO)[-1].startswith("Net: the original is given back: 2 sites were found")
+    assert told(caplog, logging.INFO)[-1].startswith("Net: the original is returned: 2 sites were found")
 
 
 def test_by_default_nothing_is_printed(capfd):

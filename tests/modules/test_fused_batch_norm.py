@@ -79,7 +79,7 @@ def test_float_norm_of_half_inputs_has_no_kernel(device):
 def test_what_is_refused():
     with pytest.raises(TypeError, match="expected an nn.BatchNorm"):
         FusedBatchNormAct(nn.GroupNorm(2, 4))
-    with pytest.raises(TypeError, match="not initialised"):
+    with pytest.raises(TypeError, match="not initialized"):
         FusedBatchNormAct(nn.LazyBatchNorm2d())
     with pytest.raises(ValueError, match="unknown activation"):
         FusedBatchNormAct(nn.BatchNorm2d(4), "swish")

@@ -164,18 +164,18 @@ def test_named_classes(device):
     [
         (lambda: FusedLinear(4, 4, activation="mish"), ValueError, "unknown activation 'mish'"),
         (lambda: FusedLinearGELU(4, 4, approximate="sigmoid"), ValueError, "approximate"),
-        (lambda: FusedLinear.from_linear(nn.LazyLinear(4)), TypeError, "not initialised"),
+        (lambda: FusedLinear.from_linear(nn.LazyLinear(4)), TypeError, "not initialized"),
         (lambda: FusedLinear.from_linear(nn.Conv2d(4, 4, 1)), TypeError, "expected an nn.Linear"),
         (lambda: FusedLinear.from_linear(nn.Bilinear(4, 4, 4)), TypeError, "expected an nn.Linear"),
         (
             lambda: FusedLinear.from_linear(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
             ValueError,
-            "parametrised",
+            "is parametrized",
         ),
         (
             lambda: FusedLinear.from_linear(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))),
             ValueError,
-            "parametrised",
+            "is parametrized",
         ),
         (lambda: FusedLinear.from_tensors(torch.zeros(4, 4, dtype=torch.int8), None), TypeError, "torch.int8"),
         (lambda: FusedLinear.from_tensors(torch.zeros(4), None), ValueError, "2 dimensions"),

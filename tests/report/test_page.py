@@ -110,9 +110,9 @@ def test_every_conversion_has_a_page(kind, made_by):
 
 def test_what_failed_is_said_first():
     text = Page(page(checked(made.given_back()))).text
-    assert text.index("The original is given back: output.hidden has error") < text.index("Modules")
+    assert text.index("The original is returned: output.hidden has error") < text.index("Modules")
     assert "Accuracy fail" in text and "Fused 0 of 14" in text and "Speed not measured" in text
-    assert "Nothing was fused, the original is given back: none of its calls" in Page(page(made.nothing_found())).text
+    assert "Nothing was fused, the original is returned: none of its calls" in Page(page(made.nothing_found())).text
 
 
 @each_once(attack=ATTACKS, made_by=[page, fragment])

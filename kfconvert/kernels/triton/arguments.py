@@ -15,8 +15,8 @@ def require_forward(operator: str, *tensors: Tensor | None) -> None:
     given = [tensor for tensor in tensors if tensor is not None]
     require(_INTERPRETED or all(t.is_cuda for t in given), operator, "Triton needs CUDA tensors")
     wide = any(tensor.dtype == torch.float64 for tensor in given)
-    require(not wide, operator, "the Triton kernels compute in float32 and support no float64")
+    require(not wide, operator, "the Triton kernels compute in float32 and do not support float64")
     cast = torch.is_autocast_enabled(given[0].device.type)
-    require(not cast, operator, "the Triton kernels support no autocast; kfconvert.ops does")
+    require(not cast, operator, "the Triton kernels do not support autocast; kfconvert.ops does")
     learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     require(not learned, operator, "the Triton kernels are forward only; kfconvert.ops has the backward")

@@ -14,7 +14,7 @@ def _check(scores, held_back, least, ends, pad, sequences, length, finished, inp
     operator = "next_token_"
     rows, words = scores.shape if scores.dim() == 2 else (0, 0)
     require(rows > 0 and words > 0, operator, "scores must have rows of one word or more")
-    require(scores.dtype in _SCORES, operator, f"scores of {scores.dtype} are none")
+    require(scores.dtype in _SCORES, operator, f"scores must have a floating-point dtype, got {scores.dtype}")
     for name, tensor, shape, dtype in (
         ("held_back", held_back, (words,), torch.bool),
         ("least", least, (1,), torch.long),
@@ -29,7 +29,7 @@ def _check(scores, held_back, least, ends, pad, sequences, length, finished, inp
     ):
         if tensor is not None:
             fits = tensor.dtype == dtype and shape in (None, tuple(tensor.shape))
-            require(fits, operator, f"{name} is no {dtype} of shape {shape}")
+            require(fits, operator, f"{name} must have dtype {dtype} and shape {shape}")
 
 
 def _compose(scores, held_back, least, ends, pad, sequences, length, finished, inputs, position, position_ids, scratch):

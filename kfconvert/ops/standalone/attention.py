@@ -143,7 +143,7 @@ def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -
     require(
         num_heads >= 1 and q.shape[-1] % num_heads == 0 and v.shape[-1] % num_heads == 0,
         operator,
-        lambda: f"{q.shape[-1]} columns of q and k and {v.shape[-1]} of v do not make {num_heads} heads",
+        lambda: f"{q.shape[-1]} columns of q and k and {v.shape[-1]} of v cannot be divided into {num_heads} heads",
     )
     q, k, v = (t.unflatten(-1, (num_heads, t.shape[-1] // num_heads)).transpose(-2, -3) for t in (q, k, v))
     return flash_attention(q, k, v).transpose(-2, -3).flatten(-2)

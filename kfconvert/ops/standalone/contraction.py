@@ -48,5 +48,9 @@ def _fitting(operator, shape, y):
     known = math.prod([size for size in sizes if size != -1])
     fits = min(sizes, default=0) >= -1 and sizes.count(-1) <= 1
     fits = fits and (known == y.numel() if -1 not in sizes else known > 0 and y.numel() % known == 0)
-    require(fits, operator, lambda: f"shape {tuple(sizes)} does not hold the result of shape {tuple(y.shape)}")
+    require(
+        fits,
+        operator,
+        lambda: f"shape {tuple(sizes)} does not have as many elements as the result of shape {tuple(y.shape)}",
+    )
     return sizes

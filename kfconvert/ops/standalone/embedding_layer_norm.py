@@ -30,7 +30,7 @@ def _ids(t):
 
 def _is_not_inference(*args, **kwargs):
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return "the kernel takes no autocast"
+        return "the kernel does not support autocast"
     return wants_gradients(*args, **kwargs)
 
 

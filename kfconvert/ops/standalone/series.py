@@ -73,7 +73,7 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
 def _check_windows(operator, x, name, size, stride):
     require_float(operator, x)
     require(x.dim() >= 1, operator, "x has no dimension")
-    require(1 <= size <= x.shape[-1], operator, lambda: f"{name} {size} is not in 1 to {x.shape[-1]}")
+    require(1 <= size <= x.shape[-1], operator, lambda: f"{name} must be between 1 and {x.shape[-1]}, got {size}")
     require(stride >= 1, operator, lambda: f"stride is {stride}, expected 1 or more")
 
 

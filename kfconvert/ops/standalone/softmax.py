@@ -117,7 +117,11 @@ def _last_dim_backward(grad, output):
     require_float(operator, output)
     require_same_options(operator, "grad", output, grad, "output")
     fits = output.dim() > 0 and grad.shape == output.shape
-    require(fits, operator, f"grad of shape {tuple(grad.shape)} and output of shape {tuple(output.shape)} do not fit")
+    require(
+        fits,
+        operator,
+        f"grad of shape {tuple(grad.shape)} and output of shape {tuple(output.shape)} have different shapes",
+    )
     return _compose_backward(grad, output, None, 1.0) if output.is_cpu else _BACKWARD(grad, output, None, 1.0)
 
 

@@ -81,7 +81,7 @@ class Sample:
         """Return the error for a ``change``."""
         change = change.removesuffix("; convert it again")
         return FrozenError(
-            f"{self.model_name} was frozen by kfconvert.freeze, which promises that it does not change: {change}. "
+            f"{self.model_name} was frozen by kfconvert.freeze and must not change: {change}. "
             "copy.deepcopy returns a model that may change."
         )
 

@@ -58,8 +58,8 @@ class Notices:
             self._warned_of_compiler = True
             warnings.warn(
                 "kfconvert: torch.compile, torch.export and torch.jit.trace get the original forward of "
-                f"{self.model_name}, without its fusions. The converted model is faster uncompiled; kfconvert.export "
-                "writes a program with the fused operators.",
+                f"{self.model_name}, without its fusions. To run the fusions, call the converted model uncompiled; "
+                "kfconvert.export writes a program with the fused operators.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -26,7 +26,9 @@ class WeakModule:
         """Raises ReferenceError where the module no longer exists."""
         module = self._reference()
         if module is None:
-            raise ReferenceError("the converted model is gone: keep the model, not only a method of it")
+            raise ReferenceError(
+                "the converted model no longer exists: keep a reference to the model, not only to a method of it"
+            )
         return module
 
     def refers_to(self, module: nn.Module | None) -> bool:
