@@ -25,7 +25,7 @@ TITLES = {
 
 def table() -> str:
     """The operators by group; those that call others, ours or PyTorch's, after those with kernels of their own."""
-    lines = ["| | kernels of their own | calls of others, or of PyTorch's |", "|---|---|---|"]
+    lines = ["| | with compiled kernels | calls other operators, or PyTorch's |", "|---|---|---|"]
     for group in GROUPS:
         members = {name: operator for name, operator in OPERATORS.items() if operator.group == group}
         called = sorted(name for name, operator in members.items() if operator.runs is not None)

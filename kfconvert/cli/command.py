@@ -173,7 +173,7 @@ def bench(
 ) -> None:
     """Time models in turns: eager, with torch.compile, and converted.
 
-    torch.compile runs in its default mode, and on CUDA also in mode reduce-overhead. A MODEL is converted first. An
+    torch.compile runs in its default mode, on CUDA in mode reduce-overhead. A MODEL is converted first. An
     ARTIFACT is a folder that kfconvert saved, or a folder of these, and is only loaded: --weights, --cuda-graphs and
     --effort apply to a MODEL.
     """

@@ -229,7 +229,7 @@ CONVERT = (
         "--select",
         ("measured", "all"),
         "measured",
-        "Fuse sites that are faster on this device, or all accurate sites without timing.",
+        "Fuse accurate sites that are not slower on this device, or all accurate sites without timing.",
     ),
     click.option(
         "--accuracy-threshold",

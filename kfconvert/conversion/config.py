@@ -38,8 +38,8 @@ class ConversionConfig(BaseModel):
             outputs less accurate than allowed.
         accuracy_threshold: largest relative error that always passes. Beyond it the converted error may be at most
             1.5 times the original's own.
-        select: "measured" applies a site only if it is faster on this device, and returns the original if the
-            converted model is slower as a whole. "all" applies every accurate site without timing.
+        select: "measured" applies an accurate site only if it is not slower on this device, and returns the original
+            if the converted model is slower as a whole. "all" applies every accurate site without timing.
         check_weights: number of calls after which the sources of folded and packed weights are compared with their
             earlier values; 0 for never. This finds writes without a trace in the tensor (``.data``, NumPy, DLPack, a
             storage). Each check reads all of these weights. Default: 100 on the CPU, 0 on CUDA.
