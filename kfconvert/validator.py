@@ -1,4 +1,4 @@
-"""Comparison of outputs and timings of an optimised model with the original."""
+"""Comparison of outputs and timings of an optimized model with the original."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ class OptimizationResult(ValidationResult):
 
     @functools.cached_property
     def speedup(self) -> float:
-        """Returns the median ratio of the original's time to the optimised model's; NaN if the latter fails."""
+        """Returns the median ratio of the original's time to the optimized model's; NaN if the latter fails."""
         return self.__dict__.pop("_measure")()
 
 
@@ -62,7 +62,7 @@ def validate_optimization(
     original's.
 
     Both models run in eval mode without gradients, with the same random state. Training flags, inputs and the random
-    state are restored. Errors of the original's forward propagate; errors of the optimised forward are reported as
+    state are restored. Errors of the original's forward propagate; errors of the optimized forward are reported as
     failures.
 
     Raises:
@@ -77,7 +77,7 @@ def validate_optimization(
         reference = reference_outputs(original, args, kwargs)
         try:
             optimized_out = model_outputs(optimized, args, kwargs)
-        except Exception as error:  # any error makes the optimised model unusable, and is reported
+        except Exception as error:  # any error makes the optimized model unusable, and is reported
             reason = f"the optimized model failed: {one_line(error)}"
             result = ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
         else:

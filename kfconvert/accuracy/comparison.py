@@ -1,7 +1,7 @@
-"""Accuracy of an optimised model against a float64 run of the original.
+"""Accuracy of an optimized model against a float64 run of the original.
 
-Two correct float32 (or float16) implementations of a formula differ, so the optimised model is not only compared with
-the original. Both are compared with the same computation in float64, and the optimised model must be about as close to
+Two correct float32 (or float16) implementations of a formula differ, so the optimized model is not only compared with
+the original. Both are compared with the same computation in float64, and the optimized model must be about as close to
 it as the original.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from .float64_run import Reference
 from .outputs import Outputs
 
-# Maximum ratio of the optimised model's error to the original's. Another order of summation changes the largest error
+# Maximum ratio of the optimized model's error to the original's. Another order of summation changes the largest error
 # of a large output by some tens of percent, and a wrong formula by orders of magnitude.
 ERROR_RATIO = 1.5
 # If the original's error is 0, an error of this number of rounding units is allowed in addition to the threshold.
@@ -53,11 +53,11 @@ class ErrorStats:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationResult:
-    """The result of comparing an optimised model with its original.
+    """The result of comparing an optimized model with its original.
 
     `passed` is None if nothing could be compared: no value of the original's floating-point outputs is finite, or
     there are no outputs. `original_error` and `optimized_error` are for the output with the largest relative error;
-    None without a measurement (other structure, no floating-point output). `ratio` is the optimised error divided by
+    None without a measurement (other structure, no floating-point output). `ratio` is the optimized error divided by
     the original's; None if the original's is 0. `reason` is one line, None if `passed`. `differing` counts integers
     and booleans that passed although they differ from the original's. `outputs` has both errors of each
     floating-point output, at most MOST_OUTPUTS.
@@ -123,7 +123,7 @@ def compare(
 def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: float = 1e-6) -> ValidationResult:
     """Compares the outputs for several inputs together.
 
-    runs: for each input the reference, the original's and the optimised model's outputs. The rules of
+    runs: for each input the reference, the original's and the optimized model's outputs. The rules of
     `validate_optimization` apply to the largest error of each output over all inputs, because the largest error of few
     output values is random.
     """
@@ -196,7 +196,7 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
 
 
 def _least_accurate(errors: list[tuple[ErrorStats, ErrorStats]]) -> list[tuple[ErrorStats, ErrorStats]]:
-    """At most MOST_OUTPUTS of the ``errors``: the largest ones of the optimised model, in output order."""
+    """At most MOST_OUTPUTS of the ``errors``: the largest ones of the optimized model, in output order."""
     order = sorted(range(len(errors)), key=lambda place: -errors[place][1].max_rel)
     return [errors[place] for place in sorted(order[:MOST_OUTPUTS])]
 
@@ -247,8 +247,8 @@ def _judge_exact(triples: Sequence[tuple[Any, Tensor, Tensor]]) -> tuple[str | N
     """Compares integers or booleans. Returns (reason for a failure, note if they pass with differences, number of
     differences).
 
-    triples: their values in the float64 run, the original and the optimised model, for each input. Rounding decides
-    some values (the order of nearly equal scores, the class of a tie). The optimised model may therefore have
+    triples: their values in the float64 run, the original and the optimized model, for each input. Rounding decides
+    some values (the order of nearly equal scores, the class of a tie). The optimized model may therefore have
     ERROR_RATIO times as many differences from the float64 run as the original.
     """
     differing = sum(int((ours != theirs).sum()) for _, ours, theirs in triples)
@@ -271,7 +271,7 @@ def _worst(stats: Sequence[ErrorStats]) -> ErrorStats:
 
 
 def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[ErrorStats, ErrorStats, str | None]:
-    """Computes errors of the original's and of the optimised output, over values where the original is finite.
+    """Computes errors of the original's and of the optimized output, over values where the original is finite.
 
     If `truth` is unusable (data-dependent shape, overflow of a constant, another path through the model), the original
     is used instead, and the third result is a note on that.

@@ -14,7 +14,7 @@ from ..json_values import first_fault
 
 
 class ArtifactError(ValueError):
-    """An artifact that cannot be written, read or rebuilt. One clear line."""
+    """Raised if an artifact cannot be written, read or rebuilt. The message has one line."""
 
 
 @contextmanager

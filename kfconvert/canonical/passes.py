@@ -34,7 +34,7 @@ from .views import mark_views, views_to_reshapes
 
 
 def canonicalise(graph: fx.Graph) -> None:
-    """Canonicalises ``graph`` in place.
+    """Canonicalizes ``graph`` in place.
 
     Raises:
         CaptureError: the graph writes to an argument, a parameter or a buffer of the model.

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def printable(value: Any) -> Any:
-    """Escapes control characters (``\\x1b``) in ``value``, a text or a list or dict of texts: cursor movement, colours,
+    """Escapes control characters (``\\x1b``) in ``value``, a text or a list or dict of texts: cursor movement, colors,
     writing direction and line ends."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() or c == "\u00a0" else c.encode("unicode_escape").decode() for c in value)

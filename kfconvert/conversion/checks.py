@@ -13,7 +13,7 @@ from ..runtime import function_mode
 
 
 class ConversionError(ValueError):
-    """The model, inputs, device or dtype do not allow the requested conversion; the message is one clear line."""
+    """Raised if the model, inputs, device or dtype do not allow the conversion. The message has one line."""
 
 
 def check_thread() -> None:

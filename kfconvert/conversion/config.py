@@ -36,13 +36,13 @@ class ConversionConfig(BaseModel):
     Args:
         validate_accuracy: compare the outputs with a float64 run of the original, and drop the sites that make the
             outputs less accurate than allowed.
-        accuracy_threshold: largest relative error that always passes. Beyond it the converted error may be at most
-            1.5 times the original's own.
+        accuracy_threshold: largest relative error that always passes. A larger error passes if it is at most
+            1.5 times the original's.
         select: "measured" applies an accurate site only if it is not slower on this device, and returns the original
             if the converted model is slower as a whole. "all" applies every accurate site without timing.
         check_weights: number of calls after which the sources of folded and packed weights are compared with their
-            earlier values; 0 for never. This finds writes without a trace in the tensor (``.data``, NumPy, DLPack, a
-            storage). Each check reads all of these weights. Default: 100 on the CPU, 0 on CUDA.
+            earlier values; 0 for never. This detects writes that do not change the version counter (``.data``,
+            NumPy, DLPack, a storage). Each check reads all of these weights. Default: 100 on the CPU, 0 on CUDA.
         cuda_graphs: on CUDA, whether to record calls without gradients as CUDA graphs, and replay them with one launch.
             Each combination of input sizes that recurs gets a recording. "auto" does so if it is faster for the
             example.

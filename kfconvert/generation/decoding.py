@@ -23,7 +23,7 @@ from .session import Session
 
 # A cache first has room for the prompt and this number of new tokens, then twice as many each time.
 FIRST_ROOM = 256
-# Number of steps between checks whether all rows have finished, which synchronise with the device.
+# Number of steps between checks whether all rows have finished, which synchronize with the device.
 STEPS_BETWEEN = 8
 # Number of recently used (batch size, capacity) pairs whose caches are kept.
 MOST_SESSIONS = 4

@@ -86,7 +86,7 @@ class Request:
         """Returns values, in the shape of ``scores``, whose maximum in each row is the drawn token.
 
         ``noise`` has exponentially distributed numbers, float32 in the shape of ``scores``. Probabilities divided by
-        them have their maximum where ``torch.multinomial`` draws, which does the same, but synchronises.
+        them have their maximum where ``torch.multinomial`` draws, which does the same, but synchronizes.
         """
         return torch.nn.functional.softmax(scores, dim=-1).div(noise)
 

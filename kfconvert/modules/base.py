@@ -211,8 +211,8 @@ def is_of(module: nn.Module, kind: type) -> bool:
 def require_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...], kind_names: str) -> None:
     """Raises unless ``module`` is one of ``kinds`` with the forward of its class and ordinary float weights.
 
-    TypeError: another class, an overridden ``forward``, an uninitialised lazy module, a weight that is a tensor
-    subclass or not floating-point (quantised). ValueError: a parametrised or weight-normalised module, whose
+    TypeError: another class, an overridden ``forward``, an uninitialized lazy module, a weight that is a tensor
+    subclass or not floating-point (quantized). ValueError: a parametrized or weight-normalized module, whose
     weight is computed.
     """
     name = type(module).__name__

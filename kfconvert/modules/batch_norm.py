@@ -1,4 +1,4 @@
-"""Batch normalisation in eval mode with an activation, without a convolution before it."""
+"""Batch normalization in eval mode with an activation, without a convolution before it."""
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,7 @@ class FusedBatchNormAct(FusedModule):
     live tensors, and again after each change. The original bn runs if it uses batch statistics (``bn.training`` or
     ``track_running_stats=False``), if a gradient is needed, and under autocast.
     Strategies: "kernel" (``kfconvert.ops.scale_shift_act``), "composition".
-    TypeError: not a batch norm, lazy. ValueError: parametrised, unknown activation.
+    TypeError: not a batch norm, lazy. ValueError: parametrized, unknown activation.
     """
 
     live_strategies = ("composition",)

@@ -1,4 +1,4 @@
-"""Convolution, batch normalisation, residual addition and activation in one module."""
+"""Convolution, batch normalization, residual addition and activation in one module."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,8 +87,8 @@ class FusedConvBN(FusedModule):
     Strategies: "linear" (a 1x1 kernel on an image of one pixel), "onednn" (CPU, float32, 2d and 3d), "cudnn"
     (CUDA, ReLU: convolution, addition and ReLU in one call), "kernel" (``kfconvert.ops.conv_act``; "folded"
     where it has no compiled kernel: plain ATen on folded weights), "composition" (not folded).
-    TypeError: not a convolution or not a batch norm of as many dimensions, lazy, quantised. ValueError:
-    parametrised or weight-normalised, channels that do not fit, unknown activation.
+    TypeError: not a convolution or not a batch norm of as many dimensions, lazy, quantized. ValueError:
+    parametrized or weight-normalized, channels that do not fit, unknown activation.
     """
 
     default_activation = "none"

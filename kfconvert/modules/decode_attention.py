@@ -16,7 +16,7 @@ class FusedDecodeAttention(FusedModule):
     """``softmax(q K^T scale + mask) V``, where K and V are caches with the new k and v at ``position``.
 
     q: (batch, heads, 1, size); k, v: (batch, key heads, 1, size), key heads a divisor of heads, each shared by
-    neighbouring heads; keys, values: (batch, key heads, capacity, size); position: int64 of shape (1,), the index of k
+    neighboring heads; keys, values: (batch, key heads, capacity, size); position: int64 of shape (1,), the index of k
     and v; mask: broadcast to (batch, heads, 1, capacity), boolean (True is visible) or added to the scores; cos, sin:
     (batch or 1, 1, 1, size). All have one dtype, float64, float32, float16 or bfloat16, except position and a boolean
     mask. Returns y (batch, heads, 1, size), and keys and values updated with k and v.

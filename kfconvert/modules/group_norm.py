@@ -1,4 +1,4 @@
-"""Group normalisation and the activation after it."""
+"""Group normalization and the activation after it."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ class FusedGroupNorm(FusedModule):
     x: (N, C, ...); y as x. float64, float32, float16, bfloat16. The norm is the submodule ``norm``, shared and not
     copied; its hooks do not run.
     Strategies: "kernel" (``kfconvert.ops.group_norm_act``; contiguous x), "composition".
-    TypeError: not an nn.GroupNorm. ValueError: parametrised, unknown activation.
+    TypeError: not an nn.GroupNorm. ValueError: parametrized, unknown activation.
     """
 
     live_strategies = ("kernel", "composition")

@@ -34,7 +34,7 @@ class FusedLinear(FusedModule):
 
     x: (..., in_features); weight: (out_features, in_features), or (in_features, out_features) when
     ``transposed``; bias: (out_features,) or None; y: (..., out_features). float64, float32, float16 or
-    bfloat16, all of one dtype and device. Initialised like ``nn.Linear``; the state dict has the keys
+    bfloat16, all of one dtype and device. Initialized like ``nn.Linear``; the state dict has the keys
     "weight" and "bias".
 
     ``activation``: one of ``kfconvert.ops.ACTIVATIONS``, or None for the default of the class. Raises ValueError for
@@ -107,7 +107,7 @@ class FusedLinear(FusedModule):
     ) -> _Linear:
         """Creates a module that shares the parameters of an ``nn.Linear`` or Hugging Face ``Conv1D``, weight (in, out).
 
-        Raises TypeError for lazy, quantised and other modules, ValueError for parametrised and weight-normalised
+        Raises TypeError for lazy, quantized and other modules, ValueError for parametrized and weight-normalized
         modules.
         """
         kind = type(linear)
@@ -125,7 +125,7 @@ class FusedLinear(FusedModule):
         return self.weight.shape[1 if self.transposed else 0]
 
     def reset_parameters(self) -> None:
-        """Initialises weight and bias like ``nn.Linear``: uniform in +-1/sqrt(in_features)."""
+        """Initializes weight and bias like ``nn.Linear``: uniform in +-1/sqrt(in_features)."""
         nn.init.kaiming_uniform_(self.oriented(self.weight), a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0

@@ -1,4 +1,4 @@
-"""Layer normalisation with an activation, and with the residual addition before it."""
+"""Layer normalization with an activation, and with the residual addition before it."""
 
 import torch
 import torch.nn.functional as F

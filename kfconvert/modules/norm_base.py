@@ -1,4 +1,4 @@
-"""Base classes of the fused norms: normalised shape, strategies, and the residual addition before the norm."""
+"""Base classes of the fused norms: normalized shape, strategies, and the residual addition before the norm."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Root mean square normalisation with an activation, and with the residual addition before it."""
+"""Root mean square normalization with an activation, and with the residual addition before it."""
 
 import torch
 from torch import nn

@@ -32,14 +32,14 @@ def register_pattern(
     when: Callable[[OwnMatch], bool | str] | None = None,
 ) -> None:
     """Registers a fusion: conversions search models for the computation of ``reference``, and use ``replacement`` where
-    it is as accurate and faster.
+    it is as accurate and not slower.
 
     The pattern is treated like kfconvert's patterns: its sites are measured, validated, reported and explained under
     its name, which ``include`` and ``exclude`` accept. If two patterns match the same calls, the user's has precedence.
 
     Args:
         reference: a function of tensors (floating-point or integer) and numbers, which returns a floating-point tensor
-            or a tuple of them. It is traced and canonicalised like the graph of a model. Its operator calls match for
+            or a tuple of them. It is traced and canonicalized like the graph of a model. Its operator calls match for
             tensors of any sizes and any floating-point dtype (a common dtype, if the example has one). Float arguments
             match any numbers (an int if that changes no dtype). Other arguments (bool, int, str,
             None) must equal the example's. For each match, it is traced again with the shapes of the match. Tensors

@@ -1,4 +1,4 @@
-"""Converts a Python function to the tree of a pattern: traces and canonicalises it like the graphs of models."""
+"""Converts a Python function to the tree of a pattern: traces and canonicalizes it like the graphs of models."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _value(captures: dict[str, Any]) -> fx.Node:
 
 
 def _normalized_shape(captures: dict[str, Any]) -> tuple[Any, ...]:
-    """The normalised sizes, with None for a free size."""
+    """The normalized sizes, with None for a free size."""
     if "normalized_shape" in captures:
         return tuple(map(fixed_size, captures["normalized_shape"]))
     return (fixed_size(traced(_value(captures)).shape[-1]),)

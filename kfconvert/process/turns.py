@@ -1,4 +1,4 @@
-"""The lock that serialises conversions and compilations of a process, and a thread-specific flag."""
+"""The lock that serializes conversions and compilations of a process, and a thread-specific flag."""
 
 from __future__ import annotations
 

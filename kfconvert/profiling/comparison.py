@@ -1,7 +1,7 @@
 """Wall-clock comparison of callables.
 
 The candidates take turns, so that changes of clock frequency or load affect all of them equally. The device is
-synchronised around every call. A ratio is computed within each round, and a distribution-free confidence interval of
+synchronized around every call. A ratio is computed within each round, and a distribution-free confidence interval of
 its median decides whether it differs from 1.
 """
 
@@ -124,7 +124,7 @@ def compare_timings(
 ) -> Comparison:
     """Compares the times of callables without arguments, without gradients.
 
-    device: the device of the callables, which is synchronised before and after each call.
+    device: the device of the callables, which is synchronized before and after each call.
     budget_s: seconds for all candidates together, including warm-up. The first call of each (which may compile) does
     not count, and `min_rounds` rounds run even if they take longer.
     settled: whether the callables were called before and need no warm-up.
@@ -145,7 +145,7 @@ def compare_timings(
         while rounds < min_rounds or (rounds < MAX_ROUNDS and time.perf_counter() - start < budget_s):
             if decided is not None and rounds >= min_rounds and decided(samples):
                 break
-            # Every second round runs backwards, so each candidate follows each neighbour equally often.
+            # Every second round runs backwards, so each candidate follows each neighbor equally often.
             for name, call in calls if rounds % 2 == 0 else reversed(calls):
                 samples[name].append(1e3 * seconds(call, synchronize))
             rounds += 1

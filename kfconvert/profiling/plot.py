@@ -12,7 +12,7 @@ LINEAR_RANGE = 20.0
 def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> None:
     """Writes a PNG of the median times to `path`: a group of bars per label, a bar per name, with 95 % intervals.
 
-    A name has the same colour in all groups, and may be missing in some. Names and labels are shown verbatim.
+    A name has the same color in all groups, and may be missing in some. Names and labels are shown verbatim.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

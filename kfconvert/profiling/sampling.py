@@ -2,7 +2,7 @@
 
 On CUDA, a measurement is a batch of calls between two events, from an idle device to the end of the last call. The
 time of one call is its device time, or its launch time on the host if that is longer. The L2 cache is not flushed
-between calls. On other devices, a measurement is the wall-clock time of one call, with the device synchronised around
+between calls. On other devices, a measurement is the wall-clock time of one call, with the device synchronized around
 it.
 """
 
@@ -38,7 +38,7 @@ def sample(
         samples[name] = Samples([], _calls_a_batch(function, device))
     functions_in_order = list(functions.items())
     for index in range(repeat):
-        # Every second round runs backwards, so each function follows each neighbour equally often.
+        # Every second round runs backwards, so each function follows each neighbor equally often.
         for name, function in functions_in_order if index % 2 == 0 else reversed(functions_in_order):
             times_ms, calls = samples[name]
             times_ms.append(batch_ms(function, calls, device))

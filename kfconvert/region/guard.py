@@ -226,7 +226,7 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions]) -> G
 
 def _holds(condition: sympy.Basic) -> bool:
     """Whether ``condition`` is true for all sizes. SymPy can compare 8 s with 16 s, unlike PyTorch's minimum, which is
-    optimised for speed."""
+    optimized for speed."""
     for own, general in ((Min, sympy.Min), (Max, sympy.Max)):
         condition = condition.replace(own, general)
     return bool(condition == sympy.true)

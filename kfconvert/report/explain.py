@@ -22,9 +22,9 @@ _FUSED, _REJECTED, _MISSED, _CAPTURED, _NOT_CAPTURED = "green", "yellow", "", "d
 
 
 class Explanation:
-    """The findings of a conversion, module by module. ``str()`` returns plain text, and rich prints it in colours.
+    """The findings of a conversion, module by module. ``str()`` returns plain text, and rich prints it in colors.
 
-    Modules without a finding are omitted, and neighbours with equal findings share a line.
+    Modules without a finding are omitted, and neighbors with equal findings share a line.
 
     Args:
         stats: ``conversion_stats`` of a ModelConverter, or ``kfconvert_info()`` of a converted or loaded model.

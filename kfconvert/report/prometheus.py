@@ -29,7 +29,7 @@ def prometheus_text(models: nn.Module | Mapping[str, nn.Module], labels: Mapping
     loaded.
 
     Args:
-        models: a converted or loaded model, labelled with its class name, or a dict of models by label.
+        models: a converted or loaded model, labeled with its class name, or a dict of models by label.
         labels: additional labels for every sample.
 
     Raises:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 
 def plain_text(what: RenderableType, width: int) -> str:
-    """Renders ``what`` as text without colours, ``width`` columns wide."""
+    """Renders ``what`` as text without colors, ``width`` columns wide."""
     text = io.StringIO()
     Console(file=text, width=width, color_system=None).print(what)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

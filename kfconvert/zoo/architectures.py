@@ -75,7 +75,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai/clip-vit-base-patch32": ("CLIPConfig", {}),
 }
 
-# The hub puts these organisations before the old short names of checkpoints.
+# The hub puts these organizations before the old short names of checkpoints.
 _ORGANISATIONS = frozenset(("google-bert", "FacebookAI", "distilbert", "albert", "openai-community", "google-t5"))
 
 

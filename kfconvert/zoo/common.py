@@ -94,7 +94,7 @@ def socket_timeout() -> Iterator[None]:
 
 
 def enliven(model: nn.Module) -> None:
-    """Randomizes biases, norm scales and running statistics of a freshly initialised model.
+    """Randomizes biases, norm scales and running statistics of a freshly initialized model.
 
     Fresh models have zero biases and identity norms, which would hide a dropped bias or a wrongly folded
     BatchNorm. Outputs of deep networks without trained statistics shrink to about 1e-10.

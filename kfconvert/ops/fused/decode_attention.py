@@ -26,7 +26,7 @@ def _check(q, k, v, keys, values, position, mask, cos, sin):
 
 
 def attended(q, keys, values, mask, scale):
-    """Computes attention in plain ATen, with each head of keys shared by neighbouring heads of q."""
+    """Computes attention in plain ATen, with each head of keys shared by neighboring heads of q."""
     repeats = q.shape[1] // keys.shape[1]
     if repeats > 1:
         keys, values = (each.repeat_interleave(repeats, 1) for each in (keys, values))
@@ -48,7 +48,7 @@ def _compose(q, k, v, keys, values, position, mask, cos, sin, scale):
     return attended(q, keys, values, mask, scale).contiguous()
 
 
-# q, k, v: (batch, heads, 1, size), with fewer heads of k and v if neighbours of q share them; keys, values: (batch,
+# q, k, v: (batch, heads, 1, size), with fewer heads of k and v if neighbors of q share them; keys, values: (batch,
 # heads, capacity, size); position: one int64; mask: (batch, heads, 1, capacity), boolean (True is visible) or added;
 # cos and sin: (batch, 1, 1, size). Returns (batch, heads, 1, size), dense, 0 if nothing is visible. No gradients.
 decode_attention_ = define(

@@ -32,13 +32,13 @@ def layer_norm_act(
     Args:
         x: (..., *normalized_shape); float64, float32, float16 or bfloat16. A non-contiguous layout costs a
             copy.
-        normalized_shape: the last dimensions of x, which are normalised.
+        normalized_shape: the last dimensions of x, which are normalized.
         weight, bias: normalized_shape; x's dtype, or both float32 for a half type.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         residual: x's dtype and device, and x's shape or a shape that repeats over its leading dimensions
-            (position embeddings). Half types are added and normalised in float32; the returned sum is
-            rounded to x's dtype. If a gradient is needed, the rounded sum is normalised, because the backward
+            (position embeddings). Half types are added and normalized in float32; the returned sum is
+            rounded to x's dtype. If a gradient is needed, the rounded sum is normalized, because the backward
             has only that sum.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
         negative_slope: slope of leaky_relu.
@@ -64,7 +64,7 @@ def layer_norm_act(
 
 def _normalise(s, shape, weight, bias, eps):
     affine = weight if weight is not None else bias
-    # ATen normalises mixed dtypes only on the CPU, so the wider dtype is used on every device.
+    # ATen normalizes mixed dtypes only on the CPU, so the wider dtype is used on every device.
     wide = s if affine is None else s.to(affine.dtype)
     return F.layer_norm(wide, shape, weight, bias, eps).to(s.dtype)
 

@@ -1,11 +1,11 @@
 """The common operators of layer_norm_act and rms_norm_act: a norm of the rows of ``s = x + residual``.
 
-    xhat = (s - mean(s)) rstd if the norm is centred, else s rstd
+    xhat = (s - mean(s)) rstd if the norm is centered, else s rstd
     v = xhat w + b with w = weight + offset; y = act(v)
 
 Backward, with g = grad * act'(v):
     grad_s = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad of the returned sum    (of both x and residual;
-    mean(g w) is 0 in a norm that is not centred); grad_weight = sum over rows of g xhat; grad_bias = sum over rows of g
+    mean(g w) is 0 without centering); grad_weight = sum over rows of g xhat; grad_bias = sum over rows of g
 v is recomputed from s. Only s and the statistics of each row are saved.
 """
 
@@ -33,7 +33,7 @@ class NormOperators:
 
     Args:
         name: name of the operator.
-        normalise: (s, shape, *affine, eps, *more) -> the normalised rows of s, without the activation, in s's dtype.
+        normalise: (s, shape, *affine, eps, *more) -> the normalized rows of s, without the activation, in s's dtype.
         affine: names of the tensors: ("weight",) or ("weight", "bias").
         centred: whether to subtract the mean. The statistics of a row are then (mean, rstd), else (rstd,).
         more: names of further numbers. "offset" is added to the weight.

@@ -1,6 +1,6 @@
 """rms_norm_act: ``s = x + residual; y = act(s / sqrt(mean(s^2) + eps) * (offset + weight))``.
 
-Root mean square layer normalisation, Zhang and Sennrich, arXiv:1910.07467.
+Root mean square layer normalization, Zhang and Sennrich, arXiv:1910.07467.
 """
 
 import torch
@@ -57,21 +57,21 @@ def rms_norm_act(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Computes ``act(rms_norm(x + residual))``, contiguous, in x's dtype; with ``return_sum`` also x + residual.
 
-    Half types are computed in float32 and rounded once, at the end. Models that round the normalised values before
+    Half types are computed in float32 and rounded once, at the end. Models that round the normalized values before
     the multiplication by the weight (Llama, T5) have an additional rounding. Models that multiply in float32 (Gemma,
     OLMo 2) have the same rounding.
 
     Args:
         x: (..., *normalized_shape); float64, float32, float16 or bfloat16. A non-contiguous layout costs a
             copy.
-        normalized_shape: the last dimensions of x, which are normalised.
+        normalized_shape: the last dimensions of x, which are normalized.
         weight: normalized_shape; x's dtype, or float32 for a half type.
         eps: added to the mean of the squares.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         residual: x's dtype and device, and x's shape or a shape that repeats over its leading dimensions. The
-            half types are added and normalised in float32; the returned sum is rounded to x's dtype.
+            half types are added and normalized in float32; the returned sum is rounded to x's dtype.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
-        offset: added to the weight; 1 in Gemma, whose stored weights are centred at 0.
+        offset: added to the weight; 1 in Gemma, whose stored weights are centered at 0.
         negative_slope: slope of leaky_relu.
 
     Raises:

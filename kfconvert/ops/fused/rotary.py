@@ -54,7 +54,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
         cos, sin: (..., D), shapes that broadcast to x's; x's dtype and device (autocast aligns the dtypes).
             Column j applies to column j of x, so every angle occurs twice: in both halves, or in both columns of
             a pair if ``interleaved``. If one of them needs a gradient, plain ATen runs.
-        interleaved: pairs are neighbours, (x[2i], x[2i + 1]), as in GPT-J; otherwise pairs are half a row
+        interleaved: pairs are neighbors, (x[2i], x[2i + 1]), as in GPT-J; otherwise pairs are half a row
             apart, (x[i], x[i + D/2]), as in Llama and GPT-NeoX.
 
     Raises:

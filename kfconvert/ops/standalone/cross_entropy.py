@@ -43,7 +43,7 @@ def cross_entropy(
         x: logits, (rows, classes); float64, float32, float16 or bfloat16 (half types are computed in
             float32).
         target: (rows,), int64, on x's device; rows with target ``ignore_index`` do not count. Any other value
-            outside the classes is an error on the CPU, and gives a NaN loss on a GPU, without synchronisation.
+            outside the classes is an error on the CPU, and gives a NaN loss on a GPU, without synchronization.
         reduction: "none", "sum" or "mean" (over the rows that count; NaN if there are none).
         label_smoothing: share of each target that is distributed evenly over all classes.
 

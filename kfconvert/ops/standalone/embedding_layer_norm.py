@@ -1,7 +1,7 @@
 """embedding_layer_norm: ``layer_norm(word[ids] + position[n] + token_type[type ids])``, the input of BERT.
 
-One kernel gathers, adds and normalises. If a gradient is needed, ``F.embedding`` gathers, and
-:func:`kfconvert.ops.layer_norm_act` adds and normalises.
+One kernel gathers, adds and normalizes. If a gradient is needed, ``F.embedding`` gathers, and
+:func:`kfconvert.ops.layer_norm_act` adds and normalizes.
 """
 
 import torch
@@ -51,7 +51,7 @@ def embedding_layer_norm(
 ) -> Tensor:
     """Computes ``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, (..., N, D), in word's dtype.
 
-    Half types are added and normalised in float32. If a gradient is needed or autocast is on, the tables are
+    Half types are added and normalized in float32. If a gradient is needed or autocast is on, the tables are
     added in their dtype, as in plain PyTorch, and autocast's rule of layer norms applies.
 
     Args:

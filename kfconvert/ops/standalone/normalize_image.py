@@ -1,4 +1,4 @@
-"""normalize_image: converts images of bytes to normalised floats, in one pass over memory."""
+"""normalize_image: converts images of bytes to normalized floats, in one pass over memory."""
 
 from collections.abc import Iterable, Sequence
 

@@ -17,7 +17,7 @@ CHECK_EVERY = 100
 
 
 class FrozenError(RuntimeError):
-    """A frozen model was changed, or a model cannot be frozen. The message gives the reason."""
+    """Raised if a frozen model was changed, or a model cannot be frozen. The message has the reason."""
 
 
 def freeze(model: _Model) -> _Model:
@@ -27,10 +27,10 @@ def freeze(model: _Model) -> _Model:
     switches of the process: gradients, autocast, default dtype and device, global module hooks, active modes. Calls
     without a matching program run the original forward as before.
 
-    A change raises :class:`FrozenError`. At once: ``kfconvert_refresh()``. At the next call: train mode, and a first
-    parameter that was replaced, moved, cast or written, as every step of an optimizer and ``load_state_dict()`` do.
-    Within 100 calls: any other change that an unfrozen model detects; until then a call may mix the old and the new
-    state. An original forward may write attributes, such as a table for another image size: later calls run the
+    A change raises :class:`FrozenError`. ``kfconvert_refresh()`` raises it immediately. The next call raises it in
+    train mode, or if the first parameter was replaced, moved, cast or written, as by ``load_state_dict()``.
+    Any other change that an unfrozen model detects raises it within 100 calls. Until then, a call may mix the old and
+    the new state. If an original forward writes attributes, such as a table for another image size, later calls run the
     original forward until the attributes have their former values.
 
     ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` still work. Deep copies and loaded models are
