@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from support.selection import exhaustive
 from torch import nn
 
 from kfconvert import ModelConverter, load, save
@@ -55,7 +56,7 @@ def llama(**options):
     config = transformers.LlamaConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         vocab_size=64,
@@ -231,7 +232,7 @@ def test_a_number_that_the_forward_does_not_read_does_not_divide_the_layers():
     assert len({id(guarded_forward(layer).variants[0].region) for layer in fused.layers}) == 1
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, *exhaustive(False)])
 def test_an_artifact_keeps_the_parts(tmp_path, whole):
     model, ids = llama(), torch.randint(2, 64, (2, 5))
     inputs = {"input_ids": ids, "use_cache": False} if whole else {"input_ids": ids}
@@ -323,14 +324,14 @@ def seq2seq(kind):
     return transformers.BartForConditionalGeneration(config).eval()
 
 
-@pytest.mark.parametrize("kind, length, options", [("t5", 7, {}), ("bart", 12, {"use_cache": False})])
-def test_the_lengths_of_an_encoder_and_its_decoder_are_free(kind, length, options):
+@pytest.mark.parametrize("kind, length", [("t5", 7), ("bart", 12)])
+def test_the_lengths_of_an_encoder_and_its_decoder_are_free(kind, length):
     """Whatever they are in the example: of a decoder that is shorter, and equal by chance."""
     model, ids = seq2seq(kind), torch.randint(3, 64, (2, 30))
 
     def call(encoded, decoded):
         masked = {"input_ids": ids[:, :encoded].clone(), "attention_mask": torch.ones(2, encoded, dtype=torch.long)}
-        return {**masked, "decoder_input_ids": ids[:, :decoded].clone(), **options}
+        return {**masked, "decoder_input_ids": ids[:, :decoded].clone(), "use_cache": False}
 
     fused, stats = convert(model, example_inputs=call(12, length))
     assert stats["total_replaced"] > 0 and stats["regions"][0]["captured"]

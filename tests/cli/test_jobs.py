@@ -109,7 +109,12 @@ def test_no_process_outlives_the_command(tasks, tmp_path, how):
 
 
 @pytest.mark.parametrize("engine", ["process", pytest.param("ray", marks=pytest.mark.heavy)])
-def test_results_come_as_they_are_ready_and_a_process_that_is_killed_is_one_line(workplace, engine):  # noqa: F811
+def test_results_come_as_they_are_ready_and_a_process_that_is_killed_is_one_line(
+    workplace,  # noqa: F811
+    capfd,
+    monkeypatch,
+    engine,
+):
     if engine == "ray":
         pytest.importorskip("ray")
     (workplace / "more_models.py").write_text(MORE_MODELS)
@@ -118,12 +123,12 @@ def test_results_come_as_they_are_ready_and_a_process_that_is_killed_is_one_line
     (saved / "kfconvert.json").touch()
     names = ["more_models:net", "more_models:killed", "more_models:other"]
     options = ["--json-lines", "--select", "all", "--save-path", "out", "--skip-existing", "--engine", engine]
-    command = [sys.executable, "-m", "kfconvert", "convert", *names, *options, "--jobs", "2", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(workplace)])}
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    *lines, counts = map(json.loads, finished.stdout.splitlines())
-    results, err = {line["name"]: line for line in lines}, finished.stderr
-    assert finished.returncode == 2 and set(results) == set(names), err
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(workplace)]))
+    code = cli.main(["convert", *names, *options, "--jobs", "2", "--device", "cpu"])
+    out, err = capfd.readouterr()
+    *lines, counts = map(json.loads, out.splitlines())
+    results = {line["name"]: line for line in lines}
+    assert code == 2 and set(results) == set(names), err
     assert results["more_models:net"]["saved"] == "out/more_models--net"
     assert results["more_models:net"]["statistics"]["environment"]["threads"] == max(1, torch.get_num_threads() // 2)
     assert results["more_models:other"]["skipped"]
