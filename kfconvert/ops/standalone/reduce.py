@@ -45,15 +45,15 @@ class Term(IntEnum):
 
 
 def _pairs_unlike(x, y, reduction="mean"):
-    if reduction == "none" or kernel_pair(x, y) is None:
-        return "the kernel takes a mean or a sum over tensors with equal shapes and memory layouts"
+    if reduction == "none" or not _takes_pair(x, y):
+        return "the kernel takes a mean or a sum over contiguous tensors with equal shapes"
     return None
 
 
 def _reduces_outer(operator):
     def why_aten(x, dim=None, keepdim=False):
-        if kernel_order(x, reduced_dims(operator, x, dim)) is None:
-            return "the kernel takes dimensions that are innermost in memory"
+        if not _takes_rows(x, reduced_dims(operator, x, dim)):
+            return "the kernel takes the last dimensions of contiguous tensors"
         return None
 
     return why_aten
@@ -69,9 +69,8 @@ def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keep
 
     Args:
         x: any shape and strides; float64, float32, float16 or bfloat16.
-        dim: dimensions to sum; None for all. The kernel takes dimensions that are innermost in memory, such as
-            the last ones of a contiguous tensor or the channels of a channels_last image. Others run in ATen,
-            in two passes and with rounded terms of half types.
+        dim: dimensions to sum; None for all. The kernel takes the last dimensions of contiguous tensors. Others run in
+            ATen, in two passes and with rounded terms of half types.
         keepdim: whether the result has these dimensions, with size 1.
 
     Returns:
@@ -81,10 +80,9 @@ def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keep
         RuntimeError: an unsupported dtype or invalid dimensions.
     """
     dims = reduced_dims("reduce_sum_squared", x, dim)
-    order = kernel_order(x, dims)
-    if order is None:
+    if not _takes_rows(x, dims):
         return (x * x).sum(dims, keepdim)
-    return _reduce(x, order, dims, keepdim, Term.SQUARE, mean=False)
+    return _reduce(x, dims, keepdim, Term.SQUARE, mean=False)
 
 
 @declare(
@@ -98,10 +96,9 @@ def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim
     See :func:`reduce_sum_squared`. The mean of no elements is NaN.
     """
     dims = reduced_dims("reduce_mean_abs", x, dim)
-    order = kernel_order(x, dims)
-    if order is None:
+    if not _takes_rows(x, dims):
         return x.abs().mean(dims, keepdim)
-    return _reduce(x, order, dims, keepdim, Term.MAGNITUDE, mean=True)
+    return _reduce(x, dims, keepdim, Term.MAGNITUDE, mean=True)
 
 
 @declare(
@@ -112,7 +109,7 @@ def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim
 def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Computes ``F.mse_loss(x, y, reduction=reduction)`` in one pass over memory.
 
-    Tensors with different, broadcast shapes or different layouts, and ``reduction="none"``, run in ATen.
+    Tensors with broadcast shapes or not contiguous, and ``reduction="none"``, run in ATen.
 
     Args:
         x, y: any shape and strides; one device and dtype (autocast aligns dtypes), see
@@ -129,11 +126,9 @@ def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     require_float(operator, x)
     require_same_options(operator, "y", x, y)
     require_broadcast(operator, x, y)
-    pair = None if reduction == "none" else kernel_pair(x, y)
-    if pair is None:
+    if reduction == "none" or not _takes_pair(x, y):
         x, y = torch.broadcast_tensors(x, y)
         return F.mse_loss(x, y, reduction=reduction)
-    x, y = pair
     return _call(x, y, x.dim(), Term.SQUARED_DIFFERENCE, reduction == "mean")
 
 
@@ -157,50 +152,16 @@ def reduced_dims(operator, x, dim):
     return tuple(found) if x.dim() else ()
 
 
-def _memory_order(x, dims):
-    """x's dimensions from outermost to innermost in memory. Dimensions of size 1 in ``dims`` are last."""
-
-    def place(d):
-        if x.shape[d] == 1:
-            return (2, 0) if d in dims else (0, 0)
-        return 1, -x.stride(d)
-
-    places, order = [place(d) for d in range(x.dim())], []
-    for d, own in enumerate(places):  # torch.compile does not support sorted with symbols
-        after = next((i for i, other in enumerate(order) if own < places[other]), len(order))
-        order.insert(after, d)
-    return order
+def _takes_rows(x, dims):
+    return has_kernels(x) and x.is_contiguous() and dims == tuple(range(x.dim() - len(dims), x.dim()))
 
 
-def kernel_order(x, dims):
-    """Returns x's dimensions in memory order if ``dims`` are the innermost, else None (use ATen)."""
-    if not has_kernels(x):
-        return None
-    first = x.dim() - len(dims)
-    if x.is_contiguous() and dims == tuple(range(first, x.dim())):
-        return list(range(x.dim()))
-    order = _memory_order(x, dims)
-    return order if set(order[first:]) == set(dims) else None
+def _takes_pair(x, y):
+    return x.shape == y.shape and has_kernels(x) and x.is_contiguous() and y.is_contiguous()
 
 
-def kernel_pair(x, y):
-    """Returns x and y permuted to their common dense memory order, else None (use ATen)."""
-    if x.shape != y.shape or not has_kernels(x):
-        return None
-    if not (x.is_contiguous() and y.is_contiguous()):
-        order = _memory_order(x, range(x.dim()))
-        x, y = x.permute(order), y.permute(order)
-        if not (x.is_contiguous() and y.is_contiguous()):  # copies of both would cost more than ATen
-            return None
-    return x, y
-
-
-def _reduce(x, order, dims, keepdim, term, mean):
-    rows = x if order == list(range(x.dim())) else x.permute(order)
-    y = _call(rows, None, len(dims), term, mean)
-    kept = order[: x.dim() - len(dims)]
-    if kept != sorted(kept):
-        y = y.permute([kept.index(d) for d in sorted(kept)])
+def _reduce(x, dims, keepdim, term, mean):
+    y = _call(x, None, len(dims), term, mean)
     return y.reshape([1 if d in dims else size for d, size in enumerate(x.shape)]) if keepdim else y
 
 
