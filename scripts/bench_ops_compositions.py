@@ -8,7 +8,7 @@ from bench_ops_cases import CASES, Case, Function, Maker, image
 from torch import Tensor
 
 from kfconvert.kernels import reference
-from kfconvert.ops.declaration import OPERATORS, Operator
+from kfconvert.ops.declaration import OPERATORS, Operator, wants_gradients
 
 WORDS, POSITIONS = 30522, 512
 
@@ -127,7 +127,7 @@ def of_declaration(name: str, operator: Operator) -> Case:
 
     tensors = [value for value in example if isinstance(value, Tensor)]
     floats = tuple(index for index, tensor in enumerate(tensors) if tensor.is_floating_point())
-    return Case(name, operator.group, inputs, call, gradients=() if operator.has_no_backward else floats)
+    return Case(name, operator.group, inputs, call, gradients=() if operator.why_aten is wants_gradients else floats)
 
 
 _named = {case.operator for case in (*CASES, *COMPOSITIONS)}

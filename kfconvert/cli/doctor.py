@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from .. import ops  # noqa: F401 - which registers the operators
 from ..extension import CUDA_KERNELS_LOADED, EXTENSION_LOADED, cpu_capability, load_errors
 
 
@@ -18,17 +17,6 @@ class Check(NamedTuple):
     ok: bool
     detail: str
     advice: str
-
-
-def compiled_operators(device_type: str) -> list[str]:
-    """Returns the operators under ``torch.ops.kfconvert`` with a compiled kernel for ``"cpu"`` or ``"cuda"``."""
-    if device_type in load_errors:
-        return []
-    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("kfconvert::")}
-    key = device_type.upper()
-    return sorted(
-        name.removeprefix("kfconvert::") for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    )
 
 
 def doctor() -> list[Check]:

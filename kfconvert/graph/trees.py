@@ -107,6 +107,24 @@ def roots(tree: Tree) -> tuple[Any, ...]:
     return (tree.target,) if isinstance(tree, Op) else ()
 
 
+def parts(tree: Tree) -> list[Any]:
+    """Returns the distinct parts of ``tree``, outer parts first. Parts that alternatives share are listed once."""
+    seen: set[int] = set()
+    found, waiting = [], [tree]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            found.append(part)
+            if isinstance(part, Op):
+                waiting += reversed(part.args)
+            elif isinstance(part, (Either, Together)):
+                waiting += reversed(part.options if isinstance(part, Either) else part.trees)
+            elif isinstance(part, (list, tuple)):
+                waiting += reversed(part)
+    return found
+
+
 def arguments(node: fx.Node) -> tuple[Any, ...]:
     """Returns the arguments of an ATen call in schema order, with defaults, keyword-only arguments last.
 

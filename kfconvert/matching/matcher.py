@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from ..graph import Aliases, Either, Op, Together, Tree, location, module_path, roots, unify
+from ..graph import Aliases, Op, Tree, location, module_path, parts, roots, unify
 from .pattern import Findings, LeftOut, Match, NearMiss, Pattern
 
 
@@ -159,25 +159,7 @@ def _without_overlaps(matches: list[Match], order: dict[fx.Node, int]) -> list[M
 
 
 def _calls(tree: Tree) -> list[Op]:
-    """The distinct calls in ``tree``, outer calls first. Subtrees that alternatives share are visited once."""
-    seen: set[int] = set()
-    calls, waiting = [], [tree]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen or not isinstance(part, (Op, Either, Together, list, tuple)):
-            continue
-        seen.add(id(part))
-        waiting += reversed(_within(part))
-        calls += [part] if isinstance(part, Op) else []
-    return calls
-
-
-def _within(part: Op | Either | Together | list | tuple) -> Sequence[Tree]:
-    if isinstance(part, Op):
-        return part.args
-    if isinstance(part, Either):
-        return part.options
-    return part.trees if isinstance(part, Together) else part
+    return [part for part in parts(tree) if isinstance(part, Op)]
 
 
 def _anchors(patterns: list[Pattern]) -> dict[Any, list[tuple[Op, str]]]:

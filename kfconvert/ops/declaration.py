@@ -41,11 +41,6 @@ class Operator:
         """Whether the operator has compiled kernels for CPU and CUDA."""
         return self.runs is None and self.example is not None
 
-    @property
-    def has_no_backward(self) -> bool:
-        """Whether calls with gradients never run its kernel."""
-        return self.why_aten is wants_gradients
-
 
 # name -> operator, in import order of their modules
 OPERATORS: dict[str, Operator] = {}

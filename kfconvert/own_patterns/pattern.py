@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from ..graph import Either, Op, fixed_size, unify
+from ..graph import Either, Op, fixed_size, parts, unify
 from ..inputs import ExampleCall, described
 from ..matching import Match, Pattern, Replacement
 from ..modules import Arguments, Input, OwnFusion
@@ -248,20 +248,9 @@ class OwnPattern:
 
 
 def _captures(found: Traced) -> list[set[str]]:
-    trees = found.tree.trees if not isinstance(found.tree, Op) else (found.tree,)
-    captured = []
-    for tree in trees:
-        names: set[str] = set()
-        waiting: list[Any] = [tree]
-        while waiting:
-            part = waiting.pop()
-            name = getattr(part, "name", None)
-            if name in names:
-                continue
-            names |= {name} if name is not None else set()
-            waiting += part.args if isinstance(part, Op) else part if isinstance(part, list) else []
-        captured.append(names)
-    return captured
+    """The capture names in the tree of each result."""
+    trees = (found.tree,) if isinstance(found.tree, Op) else found.tree.trees
+    return [{part.name for part in parts(tree) if getattr(part, "name", None)} for tree in trees]
 
 
 def _order_refusal(match: Match, tensors: list[str]) -> str | None:

@@ -22,7 +22,6 @@ from .state.fingerprint import fingerprints
 from .state.hooks import global_hook, has_hooks, inner_hook, remedy
 from .state.random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .state.references import (
-    OF_CONVERSION,
     OF_EVERY_MODULE,
     OfConversion,
     configurations,

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..runtime import OF_CONVERSION, OfConversion, is_config_dict
+from ..runtime import is_config_dict, without_conversion
 
 # Attributes that do not affect the computation: device and origin, entries of a conversion, and notes of transformers
 # on loading.
-_OF_THE_PLACE = OF_CONVERSION | {
+_OF_THE_PLACE = {
     "training", "_is_hf_initialized", "_commit_hash", "_name_or_path", "name_or_path", "transformers_version",
     "_compiled_call_impl", "_parameters", "_buffers", "_modules", "architectures", "model_type", "warnings_issued",
     "_original_object_hash", "vocab_size",
@@ -67,7 +67,7 @@ def _outline(tensor: torch.Tensor | None) -> Any:
 def _attributes(held: Any) -> dict[str, Any]:
     """The attributes without entries of a conversion and without empty or false private ones. Hooks, whose keys are
     numbers, become lists in their order."""
-    kept = {name: value for name, value in vars(held).items() if not isinstance(value, OfConversion)}
+    kept = without_conversion(vars(held))
     if isinstance(held, nn.Module):
         for name in _HOOKS & kept.keys():  # torch wraps some hooks, and copies of wrappers lack attributes
             kept[name] = [getattr(hook, "hook", hook) for hook in kept[name].values()]

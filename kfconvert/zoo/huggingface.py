@@ -104,11 +104,10 @@ def described(model: PreTrainedModel) -> dict[str, Any] | None:
     recipe = _recipe_of(model)
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=()):
-            again: Any = rebuild(json.loads(json.dumps(recipe)), True)
+            again = rebuild(json.loads(json.dumps(recipe)), True)
     except (ZooError, TypeError, ValueError, RuntimeError):  # not JSON, or not buildable without data
         return None
-    same_attention = again.config._attn_implementation == model.config._attn_implementation
-    return recipe if same_attention and is_made_alike(model, again) else None
+    return recipe if is_made_alike(model, again) else None
 
 
 def _model_class(name: str) -> type[PreTrainedModel] | None:

@@ -6,12 +6,11 @@ import sys
 
 import pytest
 import torch
-from support.devices import DEVICES
+from support.devices import DEVICES, compiled_operators
 from support.operator_arguments import arguments
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kfconvert import extension, kernels, ops
-from kfconvert.cli import doctor
 from kfconvert.kernels import compiled
 
 
@@ -78,7 +77,7 @@ def test_compiled_kernels_run(device, name):
         torch.manual_seed(1)
         got = getattr(getattr(kernels, device), name)(*values)
     ours = [call.removeprefix("kfconvert::") for call in calls.names if call.startswith("kfconvert::")]
-    assert ours and set(ours) <= set(doctor.compiled_operators(device))
+    assert ours and set(ours) <= compiled_operators(device)
     with Calls():  # in any dispatch mode a dropout draws its seed on the device
         torch.manual_seed(1)
         want = getattr(ops, name)(*values)
@@ -91,7 +90,7 @@ def test_every_compiled_operator_has_a_name(device):
         with Calls() as calls:
             getattr(ops, name)(*arguments(name, device))
         called |= {call.removeprefix("kfconvert::").removesuffix("_inference") for call in calls.names}
-    known = {name.removesuffix("_inference") for name in doctor.compiled_operators(device)}
+    known = {name.removesuffix("_inference") for name in compiled_operators(device)}
     endings = ("_backward", "_gradients", "_training", "act_")  # forms of those that are called
     forms = {name for name in known if name.endswith(endings)}
     # No functions: two write to what a step of generation has, one reads weights before the kernels ahead have ended.

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import torch
+from support.devices import compiled_operators
 
 from kfconvert import extension, ops
 from kfconvert.cli import doctor
@@ -16,12 +17,12 @@ def test_flags_and_facts_agree():
 def test_compiled_operators_are_complete():
     for device in ("cpu", "cuda"):
         if device in extension.load_errors:
-            assert doctor.compiled_operators(device) == []
+            assert not compiled_operators(device)
             continue
         names = set(dir(torch.ops.kfconvert)) & {op.partition("::")[2] for op in torch._C._dispatch_get_all_op_names()}
         of_cuda = {"decode_attention_", "next_token_", "skinny_linear"} if device == "cpu" else set()
-        assert names - of_cuda <= set(doctor.compiled_operators(device))
-        assert {"bias_act", "linear_act", "conv_act", "layer_norm_act"} <= set(doctor.compiled_operators(device))
+        assert names - of_cuda <= compiled_operators(device)
+        assert {"bias_act", "linear_act", "conv_act", "layer_norm_act"} <= compiled_operators(device)
 
 
 def test_doctor_says_what_to_do():
