@@ -24,9 +24,13 @@ class Net(nn.Module):
         return own.swish(self.layers[1](own.softcap(self.layers[0](x), 20.0)))
 
 
-@pytest.fixture(autouse=True)
-def patterns():
+def register_swish():
     register_pattern(own.swish, own.swish_module, X, name="own_swish", numerics=1e-3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patterns():
+    register_swish()
     register_pattern(own.softcap, own.softcap_replacement, (X, 3.0), name="softcap", when=lambda match: True)
     yield
     for name in ("own_swish", "softcap"):
@@ -71,7 +75,7 @@ def test_a_trusted_artifact_repeats_the_decisions_and_needs_no_registration(save
     try:
         again = kfconvert.load(path, model=Net, trust_source=True)
     finally:
-        register_pattern(own.swish, own.swish_replacement, X, name="own_swish")
+        register_swish()
     assert applied(again) == applied(model) == ["linear", "linear", "own_swish"]
     with torch.no_grad():
         assert torch.equal(again(X), model(X))

@@ -19,7 +19,7 @@ from kfconvert.converter import ModelConverter
 from kfconvert.inputs import Reader, Writer, build, described, taken_apart
 
 SIZES = dict(
-    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
     intermediate_size=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
 FAMILIES = {
