@@ -347,8 +347,8 @@ def test_a_cache_grows(device, family, monkeypatch):
     monkeypatch.setattr(decoding, "FIRST_ROOM", 8)
     model, fused = pair(family, device)
     for arguments in ({}, {"padded": True}, {"do_sample": True}, {"repetition_penalty": 1.2}):
-        assert_same(model, fused, max_new_tokens=150, **arguments)
-    assert_same(model, fused, length=70, max_new_tokens=80)
+        assert_same(model, fused, max_new_tokens=60, **arguments)
+    assert_same(model, fused, length=40, max_new_tokens=100)
 
 
 @pytest.mark.cuda

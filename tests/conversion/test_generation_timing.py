@@ -23,7 +23,7 @@ def language_model():
 
 @pytest.fixture(scope="module")
 def converter():
-    converter = ModelConverter(select="all", validate_accuracy=False, new_tokens=6)
+    converter = ModelConverter(select="all", validate_accuracy=False, effort="fast", new_tokens=6)
     converter.model = converter.convert_model(language_model(), input_shape=(2, 9))
     return converter
 
