@@ -104,9 +104,4 @@ EQUIVALENT = (
         "and math.prod(q.shape[:- 1]) > 0",
         "there are rows by then, so that this product is 0 where the other is",
     ),
-    Equivalent(
-        "outputs, returned = made_outputs(stored, call), reader.graph.output_node().args[0]",
-        "outputs, returned = made_outputs(stored, call), reader.graph.output_node().args[ -1]",
-        "the output of a graph has one argument",
-    ),
 )
