@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import selection
 
-from kfconvert.conversion import timing
+from kfconvert.conversion import selector, timing
 
 
 def pytest_addoption(parser):
@@ -21,8 +21,11 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     selection.EXHAUSTIVE = config.getoption("exhaustive")
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    # Scripts measure what a conversion gains, and no test asserts it. ``setattr`` fails if the setting has moved.
-    pytest.MonkeyPatch().setattr(timing, "SECONDS_PER_MODEL", 0.05)
+    # Scripts measure what a conversion gains, and no test asserts it. ``setattr`` fails if a setting has moved.
+    patch = pytest.MonkeyPatch()
+    patch.setattr(timing, "SECONDS_PER_MODEL", 0.01)
+    patch.setattr(selector, "SECONDS_PER_LAYOUT", 0.02)
+    patch.setattr(selector, "SECONDS_PER_CALL_FORM", 0.03)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -176,7 +176,9 @@ def test_batch_statistics_are_as_accurate_in_channels_last():
 
 def test_a_size_is_no_residual():
     model = AddsSize().eval()
-    converted = ModelConverter(select="all").convert_model(model, input_shape=(3, 5, 6))
+    converted = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        model, input_shape=(3, 5, 6)
+    )
     x = torch.randn(2, 5, 6)
     with torch.no_grad():
         torch.testing.assert_close(converted(x), model(x))

@@ -48,7 +48,9 @@ class Positions(Block):
 def test_what_a_forward_makes_for_longer_inputs(kind):
     torch.manual_seed(0)
     model, ids = Positions(kind).eval(), torch.randint(20, (2, 6))
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=ids)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        model, example_inputs=ids
+    )
     with torch.no_grad():
         for given in (ids, ids[:, :3], torch.randint(20, (2, 9)), ids):
             torch.testing.assert_close(fused(given), model(given))
@@ -65,7 +67,7 @@ class PutBack(Block):
 def test_noise_that_leaves_the_generator_as_it_was():
     model = PutBack().eval()
     x = torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(fused(x), model(x))
@@ -78,7 +80,7 @@ class Normalized(Block):
 
 def test_constants_that_a_forward_makes_are_captured():
     model, x = Normalized().eval(), torch.randn(4, 8)
-    converter = ModelConverter(select="all")
+    converter = ModelConverter(select="all", effort="fast", validate_accuracy=False)
     fused = converter.convert_model(model, example_inputs=x)
     assert converter.conversion_stats["regions"][0]["captured"]
     with torch.no_grad():
@@ -94,7 +96,9 @@ class BatchStatistics(nn.BatchNorm1d):
 def test_statistics_are_counted_once_a_call():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), BatchStatistics(8), nn.ReLU()).eval()
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=torch.randn(4, 8))
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        model, example_inputs=torch.randn(4, 8)
+    )
     for wanted in (False, True, False, True):
         x = torch.randn(4, 8)
         with torch.set_grad_enabled(wanted):
@@ -114,7 +118,7 @@ class AsksForGradMode(Block):
 @pytest.mark.filterwarnings("ignore:kfconvert")
 def test_the_grad_mode_counts_where_nothing_wants_a_gradient():
     model, x = AsksForGradMode().eval().requires_grad_(False), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     for wanted in (False, True):
         with torch.set_grad_enabled(wanted):
             torch.testing.assert_close(fused(x), model(x))
@@ -123,7 +127,7 @@ def test_the_grad_mode_counts_where_nothing_wants_a_gradient():
 def test_backward_within_inference_mode():
     torch.manual_seed(0)
     model, x = Block().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     for each in (model, fused):
         loss = each(x).square().sum()
         with torch.inference_mode():
@@ -144,7 +148,7 @@ class ReturnsAttributes(Block):
 @pytest.mark.filterwarnings("ignore:kfconvert")
 def test_a_mapping_whose_attributes_are_its_items():
     model, x = ReturnsAttributes().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     with torch.no_grad():
         torch.testing.assert_close(fused(x).hidden, model(x).hidden)
 
@@ -162,7 +166,7 @@ class Shortcut(nn.Module):
 
 def test_an_empty_sequential_is_captured():
     model, x = Shortcut().eval(), torch.randn(4, 8)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     with torch.no_grad():
         torch.testing.assert_close(fused(x), model(x))
     assert fused.kfconvert_info()["guard"]["hits"] == 1

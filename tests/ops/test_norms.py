@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.selection import each_once, exhaustive
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kfconvert import ops
@@ -22,9 +23,9 @@ def check_training(operator, arguments, rows):
     return outputs
 
 
-@pytest.mark.parametrize(("sizes", "shape"), EMPTY)
-@pytest.mark.parametrize("summed", [False, True])
-def test_no_elements(device, sizes, shape, summed):
+@each_once(size=EMPTY, summed=[False, True])
+def test_no_elements(device, size, summed):
+    sizes, shape = size
     x, weight = (torch.randn(s, device=device, requires_grad=True) for s in (sizes, shape))
     residual = x if summed else None
     rows = torch.Size(sizes[: len(sizes) - len(shape)]).numel()
@@ -75,7 +76,7 @@ def test_symbolic_shapes(device, name, requires_grad):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("requires_grad", [True, *exhaustive(False)])
 def test_dynamic_shapes_in_the_compiler(device, name, requires_grad):
     function, graphs = CALLS[name], []
 

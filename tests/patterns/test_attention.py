@@ -5,7 +5,7 @@ import timm
 import torch
 import torchvision
 import transformers as hf
-from support.selection import exhaustive
+from support.selection import each_once, exhaustive
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -280,8 +280,7 @@ class Buffered(nn.Module):
         return torch.softmax(x @ x.transpose(-1, -2) * 0.5 + self.mask, -1) @ x
 
 
-@pytest.mark.parametrize("kind", ["buffer", "parameter", "attribute"])
-@pytest.mark.parametrize("value", [float("-inf"), torch.finfo(torch.float32).min, -1e9])
+@each_once(kind=["buffer", "parameter", "attribute"], value=[float("-inf"), torch.finfo(torch.float32).min, -1e9])
 def test_a_mask_that_is_written_after_the_conversion(kind, value):
     torch.manual_seed(0)
     model, x = Buffered(kind).eval(), torch.randn(2, 3, 5, 8)

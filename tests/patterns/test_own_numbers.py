@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.own_conversions import convert, reasons, registered
+from support.selection import each_once
 from torch import nn
 
 X = torch.randn(4, 8)
@@ -39,8 +40,7 @@ def fixed_before(x, mask):
     return torch.cos(x * mask).reshape(x.shape[0], 4, 2) * pairs * torch.sym_sqrt(mask.shape[1])
 
 
-@pytest.mark.parametrize("reference", [masked, fixed_before])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@each_once(reference=[masked, fixed_before], dtype=[torch.float32, torch.int64, torch.bool])
 def test_a_size_that_the_trace_has_fixed_is_fixed(reference, dtype):
     seen = []
 

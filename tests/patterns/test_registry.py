@@ -120,7 +120,7 @@ def test_settings_are_tried_beside_their_usual_values():
 @pytest.mark.parametrize("pattern, case", exhaustive_but_for_the_first(MATCHING))
 def test_converted_case_is_as_accurate_as_the_original(pattern, case):
     model = built(case)
-    converter = ModelConverter(select="all")
+    converter = ModelConverter(select="all", effort="fast")
     converted = converter.convert_model(model, example_inputs=case.inputs())
     stats = converter.conversion_stats
     assert stats[f"{pattern.name}_replaced"] == case.count

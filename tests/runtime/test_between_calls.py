@@ -30,7 +30,7 @@ def test_other_weights_of_a_recurrent_layer_are_no_change_of_its_list():
             return torch.relu(self.head(self.recurrent(x)[0]))
 
     model, x = Recurrent().eval(), torch.randn(3, 2, 8)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     others = {name: value * 2 for name, value in model.state_dict().items()}
     with torch.no_grad():
         for each in (model, fused):
@@ -50,7 +50,9 @@ def test_a_write_through_another_tensor_in_the_same_memory(tied):
     plain = copy.deepcopy(model)
     if tied != "after it":
         tie(model)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x, inplace=True)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        model, example_inputs=x, inplace=True
+    )
     for each in (plain, fused):
         tie(each)
     with torch.no_grad():
@@ -67,7 +69,10 @@ def test_weights_that_are_kept_around_several_calls(frozen):
     x = torch.randn(3, 8)
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
     model = nn.Sequential(normed, nn.GELU(), nn.Linear(8, 8), nn.GELU()).eval()  # the second linear is fused
-    both = model, ModelConverter(select="all").convert_model(model, example_inputs=x)
+    both = (
+        model,
+        ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x),
+    )
     if frozen:
         kfconvert.freeze(both[1])
     with parametrize.cached():

@@ -26,7 +26,7 @@ def whole():
 
 
 def convert(model):
-    return ModelConverter(select="all").convert_model(model, input_shape=(2, 8))
+    return ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, input_shape=(2, 8))
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,9 @@ PLACES = {"attribute": Skipping, "list": InAList, "object": InAnObject}
 
 
 def convert(model):
-    return ModelConverter(select="all").convert_model(model.eval(), example_inputs=X)
+    return ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        model.eval(), example_inputs=X
+    )
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["python", "numpy"])

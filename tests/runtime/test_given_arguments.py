@@ -110,7 +110,9 @@ def test_attention_to_itself_is_fused(tmp_path):
     model = nn.MultiheadAttention(16, 2, batch_first=True).eval()
     x, y = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     example = {"query": x, "key": x, "value": x, "need_weights": False}
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=example)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        copy.deepcopy(model), example_inputs=example
+    )
     save(fused, tmp_path / "saved")
     for each in (fused, load(tmp_path / "saved", model=copy.deepcopy(model))):
         assert_alike(model, each, x, x, x, need_weights=False)

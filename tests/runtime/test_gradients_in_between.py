@@ -83,7 +83,7 @@ def test_backward_where_parametrized_weights_are_kept():
     x = torch.randn(2, 8)
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
     model = nn.Sequential(normed, nn.GELU(), nn.Linear(8, 8), nn.GELU()).eval()  # the second linear is fused
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(model, example_inputs=x)
     loss = fused(x).square().sum()
     with parametrize.cached(), pytest.raises(RuntimeError, match="between forward and backward"):
         loss.backward()

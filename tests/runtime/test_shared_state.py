@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.selection import exhaustive
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
@@ -65,12 +66,12 @@ class Model(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["whole", "parts"])
+@pytest.mark.parametrize("whole", [False, *exhaustive(True)], ids=["parts", "whole"])
 @pytest.mark.parametrize("seen", ["isinstance", "window", "count", "last"])
 @pytest.mark.filterwarnings("ignore:kfconvert")
 def test_the_converted_model_computes_what_the_model_does(seen, whole):
     model = Model(seen, whole).eval()
-    converter = ModelConverter(select="all")
+    converter = ModelConverter(select="all", effort="fast")
     converted = converter.convert_model(model, example_inputs=torch.randint(0, 50, SIZES[0]))
     for size in SIZES:
         ids = torch.randint(0, 50, size)

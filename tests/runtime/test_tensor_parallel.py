@@ -207,13 +207,15 @@ def test_a_forward_that_hides_a_collective_from_the_trace_runs_as_it_is(group):
 
 
 def test_what_is_for_one_other_rank_cannot_be_done_alone(group):
-    with alone(nn.Linear(2, 2)), pytest.raises(CannotBeAlone, match="c10d::send is for some of the ranks"):
+    with alone(nn.Linear(2, 2)), pytest.raises(CannotBeAlone, match="c10d::send involves only some of the ranks"):
         dist.send(torch.ones(2), 0)
 
 
 def test_collectives_of_plain_parameters_are_in_the_program(group):
     original = Divided().eval()
-    fused = ModelConverter(select="all").convert_model(original, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        original, example_inputs=X
+    )
     with torch.no_grad():
         torch.testing.assert_close(fused(X), original(X))
         torch.testing.assert_close(fused(X[:1]), original(X[:1]))
@@ -228,7 +230,9 @@ def asks_once_more(x):
 def test_a_collective_whose_result_nobody_wants_is_begun_all_the_same(group):
     """Others wait for it."""
     original = Divided(asks_once_more).eval()
-    fused = ModelConverter(select="all").convert_model(original, example_inputs=X)
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        original, example_inputs=X
+    )
     noted = []
     for model in (original, fused):
         with torch.no_grad(), alone(model), noted_collectives() as begun:

@@ -42,7 +42,9 @@ CHANGES = {
 def test_what_is_asked_of_a_tensor(name):
     factor, change = CHANGES[name]
     model = Net(factor).eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        copy.deepcopy(model), input_shape=(4, 8)
+    )
     x = torch.randn(4, 8)
     assert torch.equal(fused(x), model(x)) and fused.kfconvert_info()["guard"]["hits"] == 1
     change(model), change(fused)
@@ -51,7 +53,9 @@ def test_what_is_asked_of_a_tensor(name):
 
 @torch.no_grad()
 def test_another_of_the_same_kind_is_no_change():
-    fused = ModelConverter(select="all").convert_model(Net(lambda m: m.table.shape[0]).eval(), input_shape=(4, 8))
+    fused = ModelConverter(select="all", effort="fast", validate_accuracy=False).convert_model(
+        Net(lambda m: m.table.shape[0]).eval(), input_shape=(4, 8)
+    )
     for count in (1, 2, 3):
         fused.table = torch.randn(2)
         fused.unused.weight = nn.Parameter(torch.randn(8, 8))

@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from support.selection import each_once
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -97,8 +98,7 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize("kind", [Images, Norms, Attentions])
-@pytest.mark.parametrize("sharing", SHARING)
+@each_once(sharing=SHARING, kind=[Images, Norms, Attentions])
 def test_writes_reach_what_they_reach_in_the_original(sharing, kind):
     # One write in one layout for each kind and operator.
     number = list(SHARING).index(sharing) + [Images, Norms, Attentions].index(kind)
