@@ -23,6 +23,7 @@ from ..process import one_at_a_time, shielded
 from ..region import Guard, Region
 from ..runtime import GuardedForward, Variant, guarded_forward
 from .errors import ArtifactError, writing
+from .lost_gradients import loses_gradients
 
 # Functions of sizes in SymPy's notation.
 _FUNCTIONS = {
@@ -68,12 +69,10 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
         with shielded(), compiling_in_this_thread():
             variant, leaves = _serving(guarded, call)
             program = _exported(guarded, variant, *_with_free_sizes(guarded, variant.region, leaves, call))
-    lost = _lost_gradient(variant.region)
-    if lost is not None:
+    if loses_gradients(model, call):
         warnings.warn(
             f"kfconvert: the exported program of {type(model).__name__} is for inference only, its gradients may "
-            f"differ: the captured graph may compute another gradient of {lost}, as the forward uses a "
-            "torch.autograd.Function or torch.no_grad().",
+            "differ, as the forward uses a torch.autograd.Function or torch.no_grad().",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -123,13 +122,6 @@ def _unexportable(variant: Variant) -> str | None:
         return "it reads shards of distributed parameters, or waits for other ranks"
     if any(fact is not True for _, _, fact in variant.strides):
         return "the graph requires the strides of an argument of the example, which is not contiguous"
-    return None
-
-
-def _lost_gradient(region: Region) -> str | None:
-    """Returns the first parameter or argument whose gradient in the graph differs from the original's."""
-    for name in filter(region.lost_gradients.__contains__, (*region.slots, *region.inputs)):
-        return ".".join(filter(None, region.slots.get(name, ("", name))))
     return None
 
 

@@ -27,19 +27,21 @@ def asked_for(
     region: Region,
     run: Callable[..., Any],
     seen: Trial | None,
-    with_gradients: list[Any] | None,
 ) -> frozenset[str]:
     """Return the kinds of properties of arguments on which the outputs of ``model`` depend, unlike those of ``run``,
     the graph of ``region``.
 
     Args:
         seen: a call of ``model`` with plain arguments.
-        with_gradients: the outputs for these arguments as parameters with gradients, None if unknown.
     """
     found = set()
     if seen is None or region.is_random or region.has_effects or region.has_caches or region.communicates:
         return frozenset()
-    if with_gradients is not None and not _are_close(seen.outputs, [_detached(each) for each in with_gradients]):
+    with torch.inference_mode(False), torch.enable_grad(), _nothing_saved():
+        outputs = _outputs(
+            region, model, [_as_parameter(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
+        )
+    if outputs is not None and not _are_close(seen.outputs, [_detached(each) for each in outputs]):
         found.add(AUTOGRAD)
     given = [_relaid(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
     outputs = _outputs(region, model, given)
@@ -83,6 +85,21 @@ def _outputs(region: Region, run: Callable[..., Any], leaves: list[Any]) -> list
 
 def _are_close(expected: list[Any], actual: list[Any]) -> bool:
     return len(expected) == len(actual) and all(map(partial(is_close, tolerances=TOLERANCES), expected, actual))
+
+
+def _nothing_saved() -> Any:
+    """Context manager under which forwards save no tensors for a backward, which is not called."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
+
+
+def _as_parameter(leaf: Tensor) -> Tensor:
+    """A copy whose class, ``requires_grad`` and ``grad`` differ from a plain tensor's, if it can have gradients."""
+    copied = leaf.detach().clone()
+    if not (copied.is_floating_point() or copied.is_complex()) or type(leaf) is not Tensor:
+        return copied
+    parameter = nn.Parameter(copied)
+    parameter.grad = torch.zeros_like(copied)
+    return parameter
 
 
 def _detached(value: Any) -> Any:

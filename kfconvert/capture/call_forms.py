@@ -14,7 +14,7 @@ from ..inputs import ExampleCall, taken_apart
 from ..region import CaptureError
 from .captured import Capture, capture, unforeseen
 from .deadline import Budget
-from .submodule_calls import attribute_of, opaque_kind
+from .submodule_calls import opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
 
@@ -49,9 +49,6 @@ def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outp
         return CaptureError(counting[model])
     if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
         return CaptureError("its forward enables inference mode, and its outputs are inference tensors")
-    attribute = attribute_of(outputs)
-    if attribute is not None:
-        return CaptureError(f"its output has the attribute {attribute}")
     kind = opaque_kind(taken_apart(outputs)[0])
     if kind is not None and "Cache" in kind:
         return CaptureError(CACHE_IN_OUTPUT)

@@ -22,7 +22,6 @@ from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook, remedy
 from .argument_trials import asked_for
 from .deadline import Budget
-from .lost_gradients import lost_gradients
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -31,7 +30,6 @@ from .trial_runs import (
     check_other_sizes,
     check_outputs,
     draws_as_told,
-    draws_untold,
     ignore_use_cache,
     note_orders,
     take_constants,
@@ -255,20 +253,17 @@ def _capture(
         raise CaptureError("its example call and the traced call have different forms")
     take_constants(module, region, given)
     seen = trial(module, region, given)
-    # Before other runs: attributes that this run leaves in the module may hold autograd's graph.
-    region.lost_gradients, with_gradients = lost_gradients(module, region, given if seen is None else seen.leaves)
     note_orders(module, region, leaves)
     findings = search(region.graph)
     captured = Capture(path, module, region, live, leaves, findings)
     run = captured.variant(()).run
-    if seen is not None and seen.effect is not None:
-        raise CaptureError(f"its forward {seen.effect}")
-    region.is_random = region.is_random or draws_untold(region, run, given)
+    if seen is not None and seen.refusal is not None:
+        raise CaptureError(seen.refusal)
     if region.is_random and not draws_as_told(module, region, run, given):
         raise CaptureError("its random numbers do not depend on the state of the generator alone")
     check_outputs(region, run, seen)
     check_other_sizes(module, region, run, given)
-    region.asked = asked_for(module, region, run, seen, with_gradients)
+    region.asked = asked_for(module, region, run, seen)
     check_collectives(module, region, run, given)
     admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)

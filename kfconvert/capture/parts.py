@@ -18,9 +18,8 @@ from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
 from ..region import CaptureError, Dimensions, Region
 from .captured import Capture, capture
 from .deadline import Budget
-from .structure import by_integers, groups, integers, is_operator, unread
-from .submodule_calls import irregular, kind_of, observe, opaque_kind, outlines, refusals, seconds_within, sizes
-from .trial_runs import is_faithful
+from .structure import groups, integers, is_operator
+from .submodule_calls import kind_of, observe, opaque_kind, outlines, refusals, seconds_within, sizes
 
 # In seconds of processor time of this thread, for one choice of free sizes: with many free sizes, the capture of
 # windowed attention takes minutes. Wall-clock time would find fewer parts on a busy machine.
@@ -102,7 +101,6 @@ class Parts:
         # Modules with different inputs need different graphs or memory layouts.
         alike = groups(traced, lambda each: (kind_of(traced[each]), each in received and kind_of(received[each])))
         self._groups = {module: group for group in alike for module in group}
-        self._irregular = irregular(model, base)
         self._done = self._served(call)
         wanted = [
             group
@@ -118,7 +116,6 @@ class Parts:
         self._method = call.method
         self._search(seconds_within(model, call), is_captured)
         self.found[before:] = self._in_order(self._without_singles(self.found[before:]))
-        self._capture_again(call, self.found[before:])
 
     def _served(self, call: ExampleCall) -> set[nn.Module]:
         """The modules with captures that accept their inputs in ``call``, and all their submodules."""
@@ -133,8 +130,6 @@ class Parts:
         for module in group:
             if module in self._counting:
                 error = CaptureError(self._counting[module])
-            elif module in self._irregular:
-                error = CaptureError(self._irregular[module])
         if error is not None:
             self.refused.append(Refused(self._paths[group[0]], error))
         return error is None
@@ -183,75 +178,30 @@ class Parts:
         order = {path: index for index, path in enumerate(self._paths.values())}
         return sorted(found, key=lambda part: order[part.captures[0].path])
 
-    def _capture_again(self, call: ExampleCall, found: list[Part]) -> None:
-        """Capture each module again whose guard rejects its inputs in ``call``: modules of one structure may have
-        different inputs. Modules without a matching capture are refused."""
-        captures = [captured for part in found for captured in part.captures]
-        refused = {
-            m: reason for m, reason in refusals(self._model, call, _regions(captures)).items() if reason is not None
-        }
-        if not refused:
-            return
-        self._calls |= observe(self._model, call, refused)
-        self._examples = self._calls
-        for module, reason in refused.items():
-            part = self._captured[module]
-            assert part is not None  # it was captured
-            part.captures = [captured for captured in part.captures if captured.module is not module]
-            try:
-                again = self._capture_alike([module], module)
-                if refusals(self._model, call, _regions(again.captures)).get(module) is not None:
-                    raise CaptureError(f"its guard rejects its inputs: {reason}")
-                self.found.append(again)
-            except CaptureError as error:
-                self._refuse([module], error)
-        self.found = [part for part in self.found if part.captures]
-
     def _capture(self, group: list[nn.Module]) -> None:
-        used: set[str] = set()
-        try:
-            with unread(group, used.add):
-                part = self._capture_alike(group, group[0])
-            if self._is_faithful(part):
-                return self._take(part)
-            # The modules use differing integers in a way that ``unread`` cannot detect, such as isinstance.
-        except CaptureError as error:
-            if not used:
-                return self._refuse(group, error)
-        for subgroup in by_integers(group):
+        """Capture the first of ``group``. The modules in which the integers that its trace read are equal share its
+        graph. Then capture the first of the others in the same way."""
+        call, waiting = self._calls[group[0]], group
+        example = self._examples.get(group[0], call)  # the example call may not reach it
+        varied = {name: calls.get(group[0]) for name, calls in self._varied.items()}
+        while waiting:
+            first, path = waiting[0], self._paths[waiting[0]]
+            patience = min(PATIENCE, 2 / 3 * self._budget.left())  # the rest is for another choice of free sizes
             try:
-                self._take(self._capture_alike(subgroup, group[0]))
+                free = choices(first, call, varied)
+                captured = capture(first, path, call, free, example, self._budget, patience)
             except CaptureError as error:
-                self._refuse(subgroup, error)
-
-    def _capture_alike(self, group: list[nn.Module], observed: nn.Module) -> Part:
-        """Capture the first of ``group`` with the call of ``observed``, a module of the same structure."""
-        first, call = group[0], self._calls[observed]
-        free = choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
-        example = self._examples.get(observed, call)  # the example call may not reach it
-        patience = min(PATIENCE, 2 / 3 * self._budget.left())  # the rest is for another choice of free sizes
-        captured = capture(first, self._paths[first], call, free, example, self._budget, patience)
-        others = [captured.alike(self._paths[module], module) for module in group[1:]]
-        return Part([captured, *others], self._method)
-
-    def _take(self, part: Part) -> None:
-        self._captured.update(dict.fromkeys((captured.module for captured in part.captures), part))
-        if part.captures[0].findings.matches:
-            self.found.append(part)
-
-    def _refuse(self, group: list[nn.Module], error: CaptureError) -> None:
-        self.refused.append(Refused(self._paths[group[0]], error))
-        self._captured.update(dict.fromkeys(group))
-
-    def _is_faithful(self, part: Part) -> bool:
-        """Whether the graph, traced without the integers that differ between its modules, is right for all of them."""
-        kinds = {tuple(integers(captured.module).items()): captured for captured in part.captures}
-        if len(kinds) == 1:
-            return True
-        first = part.captures[0]
-        call = self._calls[first.module]
-        leaves = first.region.call.leaves(call.args, call.kwargs)
-        return all(is_faithful(c.module, c.region, c.variant(()).run, leaves) for c in kinds.values())
+                self.refused.append(Refused(path, error))
+                self._captured.update(dict.fromkeys(waiting))
+                return
+            reads = captured.region.reads
+            sharing = [module for module in waiting if integers(module, reads) == integers(first, reads)]
+            others = [captured.alike(self._paths[module], module) for module in sharing[1:]]
+            part = Part([captured, *others], self._method)
+            self._captured.update(dict.fromkeys(sharing, part))
+            if captured.findings.matches:
+                self.found.append(part)
+            waiting = [module for module in waiting if module not in sharing]
 
 
 def _base(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Hashable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..region import Read
 from ..runtime import OF_EVERY_MODULE
 
 _PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
-
-
 _OWN = OF_EVERY_MODULE - {"training"}
 
 
@@ -25,7 +21,7 @@ def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) 
 
     Modules are equal in the classes and names of all submodules, in the shapes, dtypes and ties of tensors, and in
     training flags and hooks. All other attributes are equal except integers, which often number the layers (see
-    ``unread``). Attributes without plain values must be the same objects.
+    ``integers``). Attributes without plain values must be the same objects.
     """
     found: dict[Hashable, list[nn.Module]] = defaultdict(list)
     for module in modules:
@@ -33,86 +29,16 @@ def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) 
     return list(found.values())
 
 
-def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """The modules of one group, divided by their integer attributes."""
-    found: dict[Hashable, list[nn.Module]] = defaultdict(list)
-    for module in group:
-        found[tuple(integers(module).items())].append(module)
-    return list(found.values())
-
-
-@contextmanager
-def unread(group: Iterable[nn.Module], note: Callable[[str], None]) -> Iterator[None]:
-    """Context manager that forbids the use of integer attributes that differ between modules of ``group``.
-
-    Args:
-        group: modules of equal structure.
-        note: receives the name of an attribute that is used.
-    """
-    replaced: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
-    known = [integers(module) for module in group]
-    for path, name in {key for own in known for key in own}:
-        if len({own.get((path, name)) for own in known}) == 1:
-            continue
-        for module in group:
-            holder = vars(module.get_submodule(path))
-            replaced.setdefault((id(holder), name), (holder, name, holder[name]))
-    try:
-        for holder, name, _ in replaced.values():
-            holder[name] = _Unread(name, note)
-        yield
-    finally:
-        for holder, name, value in replaced.values():
-            holder[name] = value
-
-
-class _Unread:
-    """A placeholder for a number; raises on any use except passing it on."""
-
-    def __init__(self, name: str, note: Callable[[str], None]):
-        self.__dict__.update(name=name, note=note)
-
-    @property  # type: ignore[misc]  # the attribute of object is assignable
-    def __class__(self) -> type:
-        """Called by ``isinstance``, which would find that this is no number, so it counts as a use."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") == "abc":  # for abstract classes, Python calls it
-            frame = frame.f_back
-        asking = "" if frame is None else frame.f_globals.get("__name__", "")
-        return _Unread if asking.partition(".")[0] in ("torch", "kfconvert") else self._refuse()
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        self.__dict__["note"](self.__dict__["name"])
-        raise RuntimeError(f"the forward uses {self.__dict__['name']}, in which modules of one structure differ")
-
-
-def integers(module: nn.Module) -> dict[tuple[str, str], int]:
-    """The integer attributes of all submodules, by module path and name."""
+def integers(module: nn.Module, reads: Collection[Read]) -> dict[tuple[str, str], int]:
+    """The integer attributes of all submodules that a trace with ``reads`` depends on, by module path and name."""
     return {
         (path, name): value
         for path, inner in module.named_modules()
         for name, value in vars(inner).items()
-        if type(value) is int and name not in _OWN
+        if type(value) is int
+        and name not in _OWN
+        and not {(type(inner), name), (type(inner), "__dict__")}.isdisjoint(reads)
     }
-
-
-def contents(value: Any) -> Iterable[Any]:
-    """The values in a list, a set, a dict or a plain Python object, which modules may share; empty for other types."""
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, (list, set)):
-        return value
-    if isinstance(value, (Tensor, nn.Module, type)) or type(value).__module__.startswith("torch"):
-        return ()
-    try:
-        return object.__getattribute__(value, "__dict__").values()
-    except AttributeError:
-        return ()
-
-
-def inside(value: Any) -> Hashable:
-    """A key that is equal for values with equal ``contents``."""
-    return tuple(map(_element, contents(value)))
 
 
 def is_operator(module: nn.Module) -> bool:
@@ -160,16 +86,3 @@ def _value(value: Any) -> Hashable:
 
 def _element(item: Any) -> Hashable:
     return (int, item) if type(item) is int else _value(item)
-
-
-def _refuse_everything() -> None:
-    names = (
-        "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs eq ne lt le "
-        "gt ge bool int float index hash str repr format getattr getitem contains len iter and or xor lshift rshift "
-        "rand ror rxor rlshift rrshift divmod rdivmod invert round trunc floor ceil complex matmul rmatmul call"
-    )
-    for name in names.split():
-        setattr(_Unread, f"__{name}__", _Unread._refuse)
-
-
-_refuse_everything()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 import time
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from types import CellType, MappingProxyType, MethodType
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,9 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_whole
 from ..region import Region, given_as
-from ..runtime import OF_EVERY_MODULE
 from ..torch_state import is_dense, is_transformed
-from .structure import inside
 
 
 def outlines(model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module]) -> dict[nn.Module, ExampleCall]:
@@ -68,15 +63,15 @@ def observe(
 
 
 def kind_of(call: ExampleCall) -> Hashable:
-    """A key that is equal for calls of equal structure and flags, whose tensors have equal sizes, strides, dtypes and
-    identities."""
+    """A key that is equal for calls of equal structure, numbers and flags, whose tensors have equal sizes, strides,
+    dtypes and identities."""
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     kinds = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             kinds.append((leaf.dtype, leaf.dim() if _is_opaque(leaf) else (leaf.shape, leaf.stride())))
         else:
-            kinds.append(leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf))
+            kinds.append(repr(leaf) if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf))
     return repr(spec), tuple(kinds), given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
 
@@ -135,101 +130,6 @@ def seconds_within(model: nn.Module, call: ExampleCall) -> dict[nn.Module, float
     return taken
 
 
-def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
-    """Return the modules for which a graph would be incomplete, each with the reason, as one run of ``call`` shows.
-
-    There are four reasons. A list, dict or plain object of the module or a submodule changes, or is replaced,
-    between its call and the end of the run: its content is not constant. The module returns a value with
-    attributes, which no graph can create. It writes to a list or dict among its arguments. Or it holds a method of, or
-    reference to, a module around it, and so can read state that its own program does not watch.
-
-    Raises:
-        Exception: any error of the model for this call.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    carrying: dict[nn.Module, str] = {}
-
-    def keeper(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, _: Any) -> None:
-            if path not in found:
-                found[path] = _objects(module)
-
-        return hook
-
-    given: list[tuple[list[Any], pytree.TreeSpec] | None] = []
-
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        has_containers = any(isinstance(value, (list, dict)) for value in (*args, *kwargs.values()))
-        given.append(pytree.tree_flatten((args, kwargs)) if has_containers else None)
-
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        name, known = attribute_of(outputs), given.pop()
-        if name is not None:
-            carrying.setdefault(module, f"its output has the attribute {name}")
-        leaves, spec = known or ([], None)
-        now, form = pytree.tree_flatten((args, kwargs)) if known else ([], None)
-        if form != spec or not all(map(operator.is_, leaves, now)):
-            carrying.setdefault(module, "its forward writes to a list or dict among its arguments")
-
-    shared = [(path, module) for path, module in model.named_modules() if _objects(module)]
-    handles = [module.register_forward_pre_hook(keeper(path)) for path, module in shared]
-    handles += [module.register_forward_pre_hook(before, with_kwargs=True) for module in model.modules()]
-    handles += [module.register_forward_hook(look, with_kwargs=True) for module in model.modules()]
-    _run_once(model, call, handles)
-    after = {path: _objects(module) for path, module in shared}
-    changed = around(
-        model,
-        (
-            (path, name)
-            for path, before in found.items()
-            for name in before | after[path]
-            if before.get(name) != after[path].get(name)
-        ),
-    )
-    read = {module: f"it may read {name}, which changes while the model runs" for module, name in changed.items()}
-    return carrying | read | _looking_out(model)
-
-
-def _looking_out(model: nn.Module) -> dict[nn.Module, str]:
-    """Modules that can reach a module of ``model`` outside of themselves through a callable that they hold."""
-    modules = set(model.modules())
-    ways = [
-        (module, name, other)
-        for module in modules
-        for name, value in vars(module).items()
-        if name not in OF_EVERY_MODULE and callable(value) and not isinstance(value, nn.Module)
-        for other in _behind(value)
-        if other in modules
-    ]
-    found = {}
-    for holder, name, other in ways:
-        for module in modules:
-            inner = set(module.modules())
-            if holder in inner and other not in inner:
-                found[module] = f"it reaches its parent {type(other).__name__} through {name}"
-    return found
-
-
-def _behind(value: Any) -> list[nn.Module]:
-    """The modules behind a method, a weak reference, a partial function, or a function with these in its closure."""
-    if isinstance(value, weakref.ref):
-        value = value()
-    if isinstance(value, nn.Module):
-        return [value]
-    if isinstance(value, MethodType):
-        return _behind(value.__self__)
-    if isinstance(value, functools.partial):
-        parts = (value.func, *value.args, *value.keywords.values())
-        return [module for each in parts for module in _behind(each)]
-    cells = getattr(value, "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells if cell != _EMPTY]
-    return [module for each in held if not callable(each) or isinstance(each, _WAYS) for module in _behind(each)]
-
-
-_EMPTY = CellType()
-_WAYS = (nn.Module, weakref.ref, MethodType, functools.partial)
-
-
 def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHandle]) -> None:
     """Run the hooked model, and remove the hooks."""
     try:
@@ -248,20 +148,6 @@ def around(model: nn.Module, attributes: Iterable[tuple[str, str]]) -> dict[nn.M
         for count in range(len(pieces) + 1):
             found.setdefault(model.get_submodule(".".join(pieces[:count])), ".".join((*pieces[count:], name)))
     return found
-
-
-def _objects(module: nn.Module) -> dict[str, Any]:
-    """The contents of lists, dicts and plain objects among the attributes of ``module``, except ``config``, which no
-    run changes."""
-    return {
-        name: (id(value), inside(value))
-        for name, value in vars(module).items()
-        if name not in OF_EVERY_MODULE and name != "config" and not callable(value) and _holds_values(value)
-    }
-
-
-def _holds_values(value: Any) -> bool:
-    return isinstance(value, (list, set, dict)) or hasattr(value, "__dict__")
 
 
 def _outline(tensor: Tensor) -> Tensor:
@@ -297,16 +183,3 @@ def _is_opaque(value: Any) -> bool:
     """Whether a tensor has no usual shape, strides or memory: a nested tensor, one within ``torch.vmap``, a quantized
     or a sparse one."""
     return isinstance(value, Tensor) and (is_transformed(value) or not is_dense(value))
-
-
-def attribute_of(outputs: Any) -> str | None:
-    """The name of an attribute of ``outputs``, or of a value in them, that the same value from a program would lack."""
-    if isinstance(outputs, Tensor):
-        named = [*vars(outputs)] if type(outputs) in (Tensor, nn.Parameter) else []
-        return named[0] if named else "requires_grad" if outputs.requires_grad and outputs.is_leaf else None
-    values, spec = pytree.tree_flatten(outputs, is_leaf=lambda value: value is not outputs)
-    if len(values) == 1 and values[0] is outputs:
-        return None
-    anew = vars(pytree.tree_unflatten(values, spec)) if hasattr(outputs, "__dict__") else {}
-    own = [name for name in getattr(outputs, "__dict__", {}) if name not in anew]
-    return own[0] if own else next(filter(None, map(attribute_of, values)), None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,21 +80,6 @@ def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], A
     return agrees(0) and agrees(1)
 
 
-@torch.no_grad()
-def draws_untold(region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    """Whether a custom operator draws random numbers in ``run`` without declaring it in its schema."""
-    if not any(_is_registered_by_others(node.target) for node in region.graph.nodes):
-        return False
-    with seeded(0, leaves):
-        before = _generator_states(leaves)
-        region.flat_outputs(called_by_names(region, run), leaves)
-        return not all(map(torch.equal, before, _generator_states(leaves)))
-
-
-def _is_registered_by_others(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims", "kfconvert")
-
-
 def _generator_states(leaves: list[Any]) -> list[Tensor]:
     devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
@@ -147,13 +132,13 @@ def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """The results of a module for the flat inputs ``leaves``, as flat values and their form; and an effect on the
-    arguments that no graph has, None if there was none."""
+    """The results of a module for the flat inputs ``leaves``, as flat values and their form; and the reason why no
+    graph has all of them, None if one may."""
 
     leaves: list[Any]
     outputs: list[Any]
     form: TreeForm
-    effect: str | None
+    refusal: str | None
 
 
 @torch.no_grad()
@@ -165,13 +150,14 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
         with suppress(Exception):  # the model does not support these sizes
             keywords, tensors = region.call.keywords(given), [leaf for leaf in given if isinstance(leaf, Tensor)]
             passed, before = region.call.passed((), keywords), pytree.tree_flatten(keywords)
-            with bounded_lookups(tensors), _set_attributes(tensors) as attributes:
-                outputs, form = taken_apart(model(**keywords), passed)
-            after = pytree.tree_flatten(keywords)
-            effect = f"sets the attribute {min(attributes)} of an argument" if attributes else None
+            with bounded_lookups(tensors):
+                returned = model(**keywords)
+            (outputs, form), after = taken_apart(returned, passed), pytree.tree_flatten(keywords)
+            attribute = _attribute_of(returned)
+            refusal = None if attribute is None else f"its output has the attribute {attribute}"
             if before[1] != after[1] or not all(map(operator.is_, before[0], after[0])):
-                effect = "writes to a list or dict among its arguments"
-            return Trial(given, outputs, form, effect)
+                refusal = "its forward writes to a list or dict among its arguments"
+            return Trial(given, outputs, form, refusal)
     return None
 
 
@@ -346,20 +332,14 @@ def called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., An
     return called
 
 
-@contextmanager
-def _set_attributes(tensors: Sequence[Tensor]) -> Iterator[set[str]]:
-    """Context manager in which ``tensors`` have no user-assigned attributes. Afterwards, the set has the names of the
-    attributes that they were given, and their former attributes are back."""
-    names, before = set[str](), [(dict(vars(tensor)), tensor.requires_grad) for tensor in tensors]
-    for tensor in tensors:
-        vars(tensor).clear()
-    try:
-        yield names
-    finally:
-        for tensor, (own, requires_grad) in zip(tensors, before):
-            names.update(vars(tensor))
-            vars(tensor).clear()
-            vars(tensor).update(own)
-            if tensor.requires_grad != requires_grad:
-                names.add("requires_grad")
-                tensor.requires_grad_(requires_grad)
+def _attribute_of(outputs: Any) -> str | None:
+    """The name of an attribute of ``outputs``, or of a value in them, that the same value from a program would lack."""
+    if isinstance(outputs, Tensor):
+        named = [*vars(outputs)] if type(outputs) in (Tensor, nn.Parameter) else []
+        return named[0] if named else "requires_grad" if outputs.requires_grad and outputs.is_leaf else None
+    values, spec = pytree.tree_flatten(outputs, is_leaf=lambda value: value is not outputs)
+    if len(values) == 1 and values[0] is outputs:
+        return None
+    anew = vars(pytree.tree_unflatten(values, spec)) if hasattr(outputs, "__dict__") else {}
+    own = [name for name in getattr(outputs, "__dict__", {}) if name not in anew]
+    return own[0] if own else next(filter(None, map(_attribute_of, values)), None)

@@ -75,8 +75,6 @@ class Region:
     stored: bytes | None = None
     # The placeholders whose tensor is this rank's shard of a distributed parameter.
     shards: frozenset[str] = frozenset()
-    # The placeholders whose gradient in the graph differs from the module's, see ``capture.lost_gradients``.
-    lost_gradients: frozenset[str] = frozenset()
 
     @property
     def has_caches(self) -> bool:

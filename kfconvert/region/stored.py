@@ -32,7 +32,7 @@ from .region import Region
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = (*Writer.records, Guard, TensorGuard, TreeForm)
-_FIELDS = ("inputs", "slots", "constants", "outputs", "reads", "default_device", "lost_gradients", "guard")
+_FIELDS = ("inputs", "slots", "constants", "outputs", "reads", "default_device", "guard")
 # Annotations of nodes, see ``graph``, that need no conversion.
 _MARKS = ("kfconvert_order", "kfconvert_laid_out", "kfconvert_value")
 _FEW = 64  # maximum number of elements of a stored constant
@@ -64,12 +64,10 @@ def made_region(stored: dict[str, Any], call: CallForm, example: Any, classes: M
     """
     reader = _GraphReader(stored, classes)
     found = dict(zip(_FIELDS, map(reader.made, stored["fields"]), strict=True))
-    reads, device, lost = found.pop("reads"), found.pop("default_device"), found.pop("lost_gradients")
     region = Region(reader.graph, nn.Module(), call, example=example, **found)
     held = [each.index for each in region.guard.tensors] + [index for index, _ in region.guard.constants]
     if sorted(held) != list(range(len(region.inputs))):
         raise Unstorable("its guard does not match its arguments")
-    region.reads, region.default_device, region.lost_gradients = reads, device, lost
     region.stored = zlib.compress(json.dumps(stored).encode(), 1)
     return region
 
