@@ -13,7 +13,7 @@ from torch import nn
 from ..capture import (
     Part,
     capture,
-    capture_forms,
+    capture_form,
     capture_generation,
     groups,
 )
@@ -148,10 +148,10 @@ def _captures(
             stored = known.calls[number] if known.calls else None
             forms.append(ExampleCall(kwargs=build(spec, device) if stored is None else stored[0]))
             if stored is None:
-                found += capture_forms(model, forms[-1:], advance)
+                found.append(capture_form(model, forms[-1]))
             else:
                 found.append(stored[1])
-                advance()
+            advance()
         if statistics.get("generates"):
             steps: Any = [(ExampleCall(kwargs=arguments), captured) for arguments, captured in known.generation or ()]
             if known.generation is None:

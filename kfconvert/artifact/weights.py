@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
@@ -18,7 +17,6 @@ from ..conversion import first_line
 from ..torch_state import is_dense
 from .errors import ArtifactError
 
-_USUAL = {"version": 1}
 # The entry that safetensors reserves in a file; it writes a tensor of that name, but cannot read it.
 _OF_FORMAT = "__metadata__"
 
@@ -42,28 +40,9 @@ def checked_state(model: nn.Module) -> dict[str, Tensor]:
 
 def state_metadata(state: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Returns the metadata of a ``state`` dict by the path of a module: the version of its class, by which the class
-    detects old weights. Modules of version 1, the usual version, are omitted.
-
-    Raises:
-        ArtifactError: a hook has stored metadata that is not JSON.
-    """
-    found = {}
-    for path, entry in getattr(state, "_metadata", {}).items():
-        if entry == _USUAL:
-            continue
-        if not _is_json(entry):
-            raise ArtifactError(f"the state dict's metadata of {path or 'the model'} is not JSON")
-        found[path] = entry
-    return found
-
-
-def _is_json(value: Any) -> bool:
-    """Whether ``value`` is unchanged after writing it as JSON and reading it."""
-    if isinstance(value, dict):
-        return all(type(key) is str and _is_json(each) for key, each in value.items())
-    if type(value) is list:
-        return all(map(_is_json, value))
-    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+    detects old weights. Modules of version 1, the usual version, are omitted."""
+    versions = {path: entry.get("version", 1) for path, entry in getattr(state, "_metadata", {}).items()}
+    return {path: {"version": version} for path, version in versions.items() if version != 1}
 
 
 def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:
@@ -133,7 +112,7 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[
         if stored:
             tensors = dict.fromkeys(keys, tensors[stored[0]]) | tensors
     state = OrderedDict(tensors)
-    of_all = {path: _USUAL | metadata.get(path, {}) for path, _ in model.named_modules(remove_duplicate=False)}
+    of_all = {path: {"version": 1} | metadata.get(path, {}) for path, _ in model.named_modules(remove_duplicate=False)}
     state._metadata = of_all  # type: ignore[attr-defined]  # as torch stores it
     try:
         model.load_state_dict(state, strict=True)

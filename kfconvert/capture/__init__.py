@@ -1,7 +1,7 @@
 """Captures modules as graphs: the model in each of its call forms, and its parts."""
 
 from .argument_trials import reads_layout
-from .call_forms import capture_forms, refused_in_every_form
+from .call_forms import capture_form, refused_in_every_form
 from .captured import Capture, capture, recaptured, unfit_tensor
 from .compiler_questions import compiling_in_this_thread
 from .deadline import Budget

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,31 +10,20 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall, taken_apart
-from ..region import CaptureError
-from .captured import Capture, capture, unforeseen
+from ..region import CaptureError, Dimensions
+from .captured import Capture, attempted, capture
 from .deadline import Budget
 from .submodule_calls import opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
 
-def capture_forms(
-    model: nn.Module,
-    calls: Sequence[ExampleCall],
-    advance: Callable[[], None],
-    refusal: CaptureError | None = None,
-    seconds: float = math.inf,
-) -> list[Capture | CaptureError]:
-    """Capture ``model`` in each of ``calls``, or give the reason why not; ``advance`` is called after each.
+def capture_form(model: nn.Module, call: ExampleCall, seconds: float = math.inf) -> Capture | CaptureError:
+    """Capture ``model`` as called in ``call`` in ``seconds`` of processor time, or return the reason why not."""
+    return attempted(lambda: capture(model, "", call, _choices(model, call), budget=Budget(seconds)))
 
-    Args:
-        refusal: if given, no form is traced.
-        seconds: the processor time for each form.
-    """
-    found = []
-    for call in calls:
-        found.append(refusal or _capture_form(model, call, Budget(seconds)))
-        advance()
-    return found
+
+def _choices(model: nn.Module, call: ExampleCall) -> list[dict[str, Dimensions]]:
+    return [free_dimensions(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
 
 
 def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outputs: Any) -> CaptureError | None:
@@ -57,13 +45,3 @@ def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outp
 
 def _is_inference(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_inference()
-
-
-def _capture_form(model: nn.Module, call: ExampleCall, budget: Budget) -> Capture | CaptureError:
-    try:
-        choices = [free_dimensions(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-        return capture(model, "", call, choices, budget=budget)
-    except CaptureError as error:
-        return error
-    except Exception as error:
-        return unforeseen(error)

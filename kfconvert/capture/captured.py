@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -142,7 +142,7 @@ def capture(
             reason = reason or error
             continue
         except Exception as error:
-            reason = reason or unforeseen(error)
+            reason = reason or _unforeseen(error)
             continue
         refusal = captured.region.guard.refusal(captured.leaves)
         if refusal is None:
@@ -196,9 +196,19 @@ def _mark(module: nn.Module, region: Region) -> LiveTensors:
     return live
 
 
-def unforeseen(error: Exception) -> CaptureError:
-    """Return the error for an unexpected exception, such as an error that a model's values raise when pytree flattens
-    or rebuilds them."""
+def attempted(make: Callable[[], Capture]) -> Capture | CaptureError:
+    """Return the capture that ``make`` returns, or the reason why it raises an error."""
+    try:
+        return make()
+    except CaptureError as error:
+        return error
+    except Exception as error:
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> CaptureError:
+    """The error for an unexpected exception, such as an error that a model's values raise when pytree flattens or
+    rebuilds them."""
     return CaptureError(f"it cannot be captured: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ..accuracy import is_close
 from ..inputs import ExampleCall, bounded_lookups, caches_in, capacity_for, holds_tokens, static_key_values
 from ..process import quiet_thread
 from ..region import CaptureError
-from .captured import Capture, capture, unforeseen
+from .captured import Capture, attempted, capture
 from .parts import choices
 from .trial_runs import TOLERANCES
 
@@ -68,7 +69,7 @@ def capture_generation(
         return []
     found = []
     for generation in _generation_calls(model, call, put_back, static, fewest):
-        found.append((generation.call, _captured(model, generation)))
+        found.append((generation.call, attempted(partial(_captured, model, generation))))
         put_back()
     return found
 
@@ -137,14 +138,9 @@ def _static(step: ExampleCall, spare: int) -> ExampleCall | None:
     return ExampleCall((), {**step.kwargs, **changed})
 
 
-def _captured(model: nn.Module, generation: GenerationCall) -> Capture | CaptureError:
-    try:
-        call = generation.call
-        return capture(model, "", call, choices(model, call, generation.varied), generation.example)
-    except CaptureError as error:
-        return error
-    except Exception as error:
-        return unforeseen(error)
+def _captured(model: nn.Module, generation: GenerationCall) -> Capture:
+    free = choices(model, generation.call, generation.varied)
+    return capture(model, "", generation.call, free, generation.example)
 
 
 def prompt_of(model: nn.Module, call: ExampleCall, new_tokens: int = 0) -> Tensor | None:

@@ -14,7 +14,7 @@ from ..capture import (
     Part,
     Parts,
     Refused,
-    capture_forms,
+    capture_form,
     capture_generation,
     methods_with_modules,
     parents,
@@ -70,10 +70,13 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
     model, calls = prepared.model, [prepared.call]
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
-    budget, seconds = Budget(effort.for_captures(stages.spent(), prepared.seconds)), WHOLE_SECONDS
+    budget = Budget(effort.for_captures(stages.spent(), prepared.seconds))
     with stages.stage("trace", len(calls) + 1) as advance:
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs)
-        found = capture_forms(model, calls, advance, refusal, min(seconds, budget.left() - PARTS_SECONDS))
+        found = list[Capture | CaptureError]()
+        for call in calls:
+            found.append(refusal or capture_form(model, call, min(WHOLE_SECONDS, budget.left() - PARTS_SECONDS)))
+            advance()
         first = next((form for form in found if isinstance(form, Capture)), None)
         cheap = None if first is None else _cheap_call(first)
         prepared.own_state.resettle()

@@ -3,7 +3,7 @@
 from .aliases import Aliases, aliased_arguments, is_written, mark_storage, storage_of, written_arguments
 from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
-from .layouts import (
+from .memory_order import (
     is_laid_out,
     mark_laid_out,
     mark_orders,

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from .aliases import Aliases
-from .layouts import only_splits
+from .memory_order import only_splits
 from .trees import arguments, aten
 
 # Operators that return a view if the strides of the argument allow it, else a copy.

@@ -1,7 +1,5 @@
 """What a state dict has beside its tensors: the versions of the classes whose weights it holds."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -63,23 +61,6 @@ def _negated(self, state, prefix, metadata, *rest):
     assert metadata["version"] == 2
     state[prefix + "weight"] = -state[prefix + "weight"]
     nn.Linear._load_from_state_dict(self, state, prefix, metadata, *rest)
-
-
-def test_what_a_hook_says_of_a_module_is_kept(tmp_path):
-    def noted(module, state, prefix, metadata):
-        metadata["scale"] = module.said
-
-    model = Net(nn.Linear)
-    model.a.register_state_dict_post_hook(noted)
-    model.a.said = [1, "a"]
-    fused = converted(model, X)
-    save(fused, tmp_path / "a")
-    found = json.loads((tmp_path / "a" / "kfconvert.json").read_text())["state_metadata"]
-    assert found == {"a": {"version": 1, "scale": [1, "a"]}}
-    load(tmp_path / "a", model=Net(nn.Linear))
-    model.a.said = fused.a.said = torch.ones(2)
-    with pytest.raises(ArtifactError, match="state dict's metadata of a is not JSON"):
-        save(fused, tmp_path / "b")
 
 
 def test_an_error_of_a_class_that_loads_in_its_own_way_is_one_line(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.capture import Capture, capture_forms
+from kfconvert.capture import Capture, capture_form
 from kfconvert.inputs import ExampleCall
 
 # (batch size, length); the converter sees the first.
@@ -86,7 +86,7 @@ class Net(nn.Module):
 @torch.no_grad()
 def test_served_calls_are_right(name):
     model, example = Net(name).eval(), torch.randint(1, 20, SIZES[0])
-    (captured,) = capture_forms(model, [ExampleCall((example,), {})], lambda: None, None)
+    captured = capture_form(model, ExampleCall((example,), {}))
     assert isinstance(captured, Capture)  # with all sizes fixed, if need be
     for size in SIZES:
         ids = torch.randint(1, 20, size)
