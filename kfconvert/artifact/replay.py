@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,8 +39,11 @@ from ..conversion import (
 )
 from ..inputs import ExampleCall, build
 from ..process import one_at_a_time, same_generators
+from ..region import CaptureError
 from ..runtime import MOST_RECORDINGS, CudaGraphs, OnMiss, can_record, uninstall
 from .graphs import Graphs
+
+_LOG = logging.getLogger(__name__)
 
 # Results of measurements; a replayed model has the numbers of the conversion that measured them.
 _MEASURED = (
@@ -178,25 +182,15 @@ def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, stor
     for first, *others in groups(modules, lambda module: None):
         if stored is None or stored[1].module is not first:
             call = ExampleCall(kwargs=build(recorded["call"], device))
-            captured = capture(first, modules[first], _taken(first, call), [free])
+            try:
+                captured = capture(first, modules[first], call, [free])
+            except CaptureError as error:  # such as a model that was cast after its conversion
+                _LOG.warning("%s is not captured again: %s", modules[first], error)
+                continue
         else:
             captured = stored[1]
         parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
     return parts
-
-
-def _taken(module: nn.Module, call: ExampleCall) -> ExampleCall:
-    """Returns ``call`` for ``module``: in the module's dtype if it was cast after the conversion."""
-    own = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
-    if own is None or all(each.dtype == own for each in call.tensors() if each.is_floating_point()):
-        return call
-    given = call.copied()
-    try:
-        with torch.no_grad():
-            module(*given.args, **given.kwargs)
-        return call
-    except Exception:  # its code may raise anything; for causes other than the dtype, the trace raises it again
-        return call.map_tensors(lambda x: x.to(own) if x.is_floating_point() else x)
 
 
 def _decide(captures: Captures, statistics: dict[str, Any]) -> None:

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from .. import folders
 from ..json_values import first_fault
+from ..report import page
 from .errors import ArtifactError, printable, reading, writing
 from .record import checksum, read_json, read_record, sealed
-from .report_file import report_of
 from .schema import RECORD_FILE, REPORT_FILE, Results
 
 
@@ -50,6 +50,13 @@ def write_report(path: str | os.PathLike) -> Path:
         (new / REPORT_FILE).write_text(text)
         (new / RECORD_FILE).write_text(sealed(record, new, record["files"]))
     return file
+
+
+def report_of(record: dict[str, Any]) -> str:
+    """Returns the text of ``report.html`` for the content of ``kfconvert.json``."""
+    recipe = record["recipe"] or {}
+    name, weights = (text if isinstance(text := recipe.get(key), str) else "" for key in ("name", "weights"))
+    return page(record["statistics"], name, weights)
 
 
 def results_in(path: str | os.PathLike) -> dict[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ from .companions import COMPANIONS, is_of_diffusers, is_of_transformers, write_c
 from .errors import ArtifactError, writing
 from .graphs import stored_graphs
 from .record import checksum, read_record, sealed
-from .report_file import report_of
+from .results import report_of
 from .schema import BUFFERS_FILE, FORMAT, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
 from .weights import checked_state, other_buffers, state_metadata, storable
 

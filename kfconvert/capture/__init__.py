@@ -7,6 +7,7 @@ from .compiler_questions import compiling_in_this_thread
 from .deadline import Budget
 from .generation import capture_generation, prompt_of
 from .methods import methods_with_modules
+from .module_times import Clock, timed_modules
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
 from .submodule_calls import around, observe

@@ -29,7 +29,7 @@ from .trial_runs import (
     check_collectives,
     check_other_sizes,
     check_outputs,
-    draws_as_told,
+    draws_alike,
     ignore_use_cache,
     note_orders,
     take_constants,
@@ -66,6 +66,11 @@ class Capture:
     @property
     def applied(self) -> list[Site]:
         return [site for site in self.sites if site.status == "applied"]
+
+    def taken(self, call: ExampleCall) -> list[Any] | None:
+        """Return the flat inputs of ``call`` if the region accepts them, else None."""
+        leaves = self.region.call.leaves(call.args, call.kwargs)
+        return leaves if leaves is not None and self.region.guard.refusal(leaves) is None else None
 
     def variant(self, sites: Sequence[Site]) -> Variant:
         """Return the program with the modules of ``sites``. If it equals the last one, returns that one."""
@@ -269,7 +274,7 @@ def _capture(
     run = captured.variant(()).run
     if seen is not None and seen.refusal is not None:
         raise CaptureError(seen.refusal)
-    if region.is_random and not draws_as_told(module, region, run, given):
+    if region.is_random and not draws_alike(module, region, run, given):
         raise CaptureError("its random numbers do not depend on the state of the generator alone")
     check_outputs(region, run, seen)
     check_other_sizes(module, region, run, given)

@@ -15,11 +15,12 @@ from itertools import count
 from torch import nn
 
 from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
-from ..region import CaptureError, Dimensions, Region
+from ..region import CaptureError, Dimensions
 from .captured import Capture, capture
 from .deadline import Budget
+from .module_times import seconds_within
 from .structure import groups, integers, is_operator
-from .submodule_calls import kind_of, observe, opaque_kind, outlines, refusals, seconds_within, sizes
+from .submodule_calls import kind_of, observe, opaque_kind, outlines, sizes
 
 # In seconds of processor time of this thread, for one choice of free sizes: with many free sizes, the capture of
 # windowed attention takes minutes. Wall-clock time would find fewer parts on a busy machine.
@@ -118,11 +119,11 @@ class Parts:
         self.found[before:] = self._in_order(self._without_singles(self.found[before:]))
 
     def _served(self, call: ExampleCall) -> set[nn.Module]:
-        """The modules with captures that accept their inputs in ``call``, and all their submodules."""
-        known = [captured for part in self.found for captured in part.captures]
-        refused = refusals(self._model, call, _regions(known)) if known else {}
-        accepting = [module for module, reason in refused.items() if reason is None]
-        return {inner for module in accepting for inner in module.modules()}
+        """The modules with captures that accept their first inputs in ``call``, and all their submodules."""
+        found = [captured for part in self.found for captured in part.captures]
+        received = observe(self._model, call, {captured.module for captured in found}) if found else {}
+        served = (c.module for c in found if c.module in received and c.taken(received[c.module]) is not None)
+        return {inner for module in served for inner in module.modules()}
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
         kind = opaque_kind((call.args, call.kwargs))
@@ -272,10 +273,6 @@ def choices(
 
 def _size_at(shape: tuple[int, ...] | None, dimension: int) -> int | None:
     return shape[dimension] if shape is not None and dimension < len(shape) else None
-
-
-def _regions(captures: Iterable[Capture]) -> list[tuple[nn.Module, Region]]:
-    return [(captured.module, captured.region) for captured in captures]
 
 
 def parents(path: str) -> list[str]:

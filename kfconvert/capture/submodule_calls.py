@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_whole
-from ..region import Region, given_as
+from ..region import given_as
 from ..torch_state import is_dense, is_transformed
 
 
@@ -32,8 +31,7 @@ def outlines(model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module]) 
         outline = ExampleCall(args, kwargs).map_tensors(_outline)
         met.setdefault(module, {}).setdefault(kind_of(outline), []).append(outline)
 
-    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
-    _run_once(model, call, handles)
+    _run_once(model, call, [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules])
     return {module: max(kinds.values(), key=len)[0] for module, kinds in met.items()}
 
 
@@ -57,8 +55,7 @@ def observe(
         if module not in calls and kinds.get(module) in (None, kind_of(received)):
             calls[module] = received.copied()
 
-    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
-    _run_once(model, call, handles)
+    _run_once(model, call, [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules])
     return calls
 
 
@@ -73,61 +70,6 @@ def kind_of(call: ExampleCall) -> Hashable:
         else:
             kinds.append(repr(leaf) if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf))
     return repr(spec), tuple(kinds), given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-
-
-def refusals(
-    model: nn.Module, call: ExampleCall, regions: Iterable[tuple[nn.Module, Region]]
-) -> dict[nn.Module, str | None]:
-    """Return, by module, the reason why the guard of its region rejects its inputs in ``call``; None where it accepts
-    one. Uncalled modules are missing.
-
-    Raises:
-        Exception: any error of the model for this call.
-    """
-    found: dict[nn.Module, str | None] = {}
-
-    def checked(region: Region) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            leaves = region.call.leaves(args, kwargs)
-            reason = "the call has other arguments" if leaves is None else region.guard.refusal(leaves)
-            if reason is None or module not in found:
-                found[module] = reason
-
-        return hook
-
-    handles = [module.register_forward_pre_hook(checked(region), with_kwargs=True) for module, region in regions]
-    _run_once(model, call, handles)
-    return found
-
-
-def seconds_within(model: nn.Module, call: ExampleCall) -> dict[nn.Module, float]:
-    """Return the seconds of each module in one run of ``call``; for a module that is not called itself, such as a list
-    of layers, the sum over its children.
-
-    Raises:
-        Exception: any error of the model for this call.
-    """
-    taken: dict[nn.Module, float] = {}
-    begun: list[float] = []
-    wait = torch.cuda.synchronize if any(tensor.is_cuda for tensor in call.tensors()) else lambda: None
-
-    def before(module: nn.Module, _: Any) -> None:
-        wait()
-        begun.append(time.perf_counter())
-
-    def after(module: nn.Module, *_: Any) -> None:
-        wait()
-        taken[module] = taken.get(module, 0.0) + time.perf_counter() - begun.pop()
-
-    handles: list[RemovableHandle] = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(before))
-        handles.append(module.register_forward_hook(after))
-    _run_once(model, call, handles)
-    for module in reversed(list(model.modules())):  # parents come before their children
-        if module not in taken:
-            taken[module] = sum(taken.get(child, 0.0) for child in module.children())
-    return taken
 
 
 def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHandle]) -> None:

@@ -63,7 +63,7 @@ def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any
 
 
 @torch.no_grad()
-def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
+def draws_alike(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
     """Whether ``run`` and ``model`` draw the same random numbers for any generator state, and leave the same state. A
     forward that seeds or restores the generators does not pass: no graph records that."""
 
@@ -150,6 +150,7 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
         with suppress(Exception):  # the model does not support these sizes
             keywords, tensors = region.call.keywords(given), [leaf for leaf in given if isinstance(leaf, Tensor)]
             passed, before = region.call.passed((), keywords), pytree.tree_flatten(keywords)
+            plain = [tensor for tensor in tensors if not tensor.requires_grad]
             with bounded_lookups(tensors):
                 returned = model(**keywords)
             (outputs, form), after = taken_apart(returned, passed), pytree.tree_flatten(keywords)
@@ -157,6 +158,10 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
             refusal = None if attribute is None else f"its output has the attribute {attribute}"
             if before[1] != after[1] or not all(map(operator.is_, before[0], after[0])):
                 refusal = "its forward writes to a list or dict among its arguments"
+            for tensor in plain:
+                if tensor.requires_grad:
+                    refusal = "its forward sets requires_grad of an argument"
+                    tensor.requires_grad_(False)
             return Trial(given, outputs, form, refusal)
     return None
 
@@ -179,7 +184,7 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
     Raises:
         CaptureError: they differ by more than rounding.
     """
-    if seen is None or region.is_random:  # see draws_as_told
+    if seen is None or region.is_random:  # see draws_alike
         return
     # A step on a static cache writes to it.
     leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves]

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
 from ..accuracy import in_float64
-from ..graph import is_weight, lower
+from ..graph import lower
 from ..matching import Site
 from ..modules import CHANNELS_LAST
 from ..region import LiveTensors, Region
@@ -112,12 +112,8 @@ def sample_inputs(
 ) -> tuple[dict[int, Any], dict[Any, Sample]]:
     """Returns the kind of each site, by its id, and a sample of each kind."""
     recorder = _Recorder(region, sites)
-    users = iter(leaves)
-    inputs = [
-        live.tensor(node) if is_weight(node) else next(users) for node in region.graph.nodes if node.op == "placeholder"
-    ]
     with torch.no_grad():
-        recorder.run(*inputs)
+        recorder.run(*live.arguments(leaves))
     return recorder.kinds, recorder.samples
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from ..capture import Capture
-from ..graph import is_weight
+from ..capture import Capture, Clock, timed_modules
 from ..runtime import originals
 from .captures import Captures
 from .preparation import Prepared
@@ -29,10 +26,10 @@ def shares_of_time(prepared: Prepared, captures: Captures) -> dict[str, Any]:
     Hooks time the modules. Operators are timed in the captured graphs, each launched from Python as in the original.
     """
     model, call = prepared.model, prepared.call.copied()
-    clock = _Clock(prepared.device)
+    clock = Clock(prepared.device.type)
 
     def forward() -> dict[str, float]:
-        with _timed_modules(model, clock) as spans:
+        with timed_modules(model, clock) as spans:
             call(model)
         return clock.totals(spans)
 
@@ -49,29 +46,6 @@ def shares_of_time(prepared: Prepared, captures: Captures) -> dict[str, Any]:
     return {"milliseconds": 1e3 * total, "fused": round(fused, 4), "modules": modules}
 
 
-class _Clock:
-    """Time stamps on the host or, on CUDA, in the current stream."""
-
-    def __init__(self, device: torch.device):
-        self._is_cuda = device.type == "cuda"
-
-    def now(self) -> Any:
-        if not self._is_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def totals(self, spans: list[tuple[Any, Any, Any]]) -> dict[Any, float]:
-        """Returns the seconds of each key of ``spans`` (key, begin, end)."""
-        if self._is_cuda:
-            torch.cuda.synchronize()
-        found: dict[Any, float] = defaultdict(float)
-        for key, begin, end in spans:
-            found[key] += begin.elapsed_time(end) / 1e3 if self._is_cuda else end - begin
-        return found
-
-
 def _medians(run: Callable[[], dict[Any, float]]) -> dict[Any, float]:
     """Returns the median seconds of each key, of several runs after a warm-up run."""
     run()
@@ -82,30 +56,10 @@ def _medians(run: Callable[[], dict[Any, float]]) -> dict[Any, float]:
     return {key: median(found.get(key, 0.0) for found in rounds) for key in rounds[0]}
 
 
-@contextmanager
-def _timed_modules(model: nn.Module, clock: _Clock) -> Iterator[list[tuple[Any, Any, Any]]]:
-    """Context manager that times calls of the modules of ``model``: the list gets (path, begin, end) of each call."""
-    spans: list[tuple[Any, Any, Any]] = []
-    begun: list[Any] = []
-
-    def before(module: nn.Module, args: Any) -> None:
-        begun.append(clock.now())
-
-    def after(path: str) -> Callable[..., None]:
-        return lambda module, args, output: spans.append((path, begun.pop(), clock.now()))
-
-    with ExitStack() as stack:
-        for path, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                stack.callback(module.register_forward_pre_hook(before).remove)
-                stack.callback(module.register_forward_hook(after(path)).remove)
-        yield spans
-
-
 class _Timed(fx.Interpreter):
     """Runs the graph of a region; ``spans`` gets (whether a call is in an applied site, begin, end)."""
 
-    def __init__(self, captured: Capture, clock: _Clock):
+    def __init__(self, captured: Capture, clock: Clock):
         super().__init__(captured.region.root, graph=captured.region.graph)
         self._clock = clock
         self._covered = {node for site in captured.applied for node in site.match.nodes}
@@ -122,13 +76,12 @@ class _Timed(fx.Interpreter):
         return result
 
 
-def _share_of_sites(captured: Capture, clock: _Clock) -> float:
+def _share_of_sites(captured: Capture, clock: Clock) -> float:
     """Returns the share of the operators in applied sites of ``captured`` in the time of all its operators."""
 
     def run() -> dict[bool, float]:
-        timed, users = _Timed(captured, clock), iter(captured.leaves)
-        nodes = [node for node in captured.region.graph.nodes if node.op == "placeholder"]
-        timed.run(*(captured.live.tensor(node) if is_weight(node) else next(users) for node in nodes))
+        timed = _Timed(captured, clock)
+        timed.run(*captured.live.arguments(captured.leaves))
         return {True: 0.0, False: 0.0} | clock.totals(timed.spans)
 
     seconds = _medians(run)

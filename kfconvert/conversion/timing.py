@@ -45,12 +45,7 @@ class Timings:
         """Returns the slowdown of the converted model as a whole if it is beyond doubt; else None."""
         if not self.tuned:
             return self.example.speedup("converted").slower()
-        before = sum(weight * timings["original"].median_ms for _, weight, timings in self.tuned)
-        # At the upper bounds of the speedups.
-        after = sum(
-            weight * timings["original"].median_ms / timings.speedup("converted").high
-            for _, weight, timings in self.tuned
-        )
+        before, after = self._totals("high")
         if after <= before:
             return None
         lines = [f"{call.summary()}: {timings.speedup('converted').summary()}" for call, _, timings in self.tuned]
@@ -58,14 +53,16 @@ class Timings:
 
     def faster(self, least: float) -> bool:
         """Whether the converted model is faster by the factor ``least`` beyond doubt, in calls or in ``generate``."""
-        calls = [(weight, timings) for _, weight, timings in self.tuned] or [(1.0, self.example)]
-        before = sum(weight * timings["original"].median_ms for weight, timings in calls)
-        # At the lower bounds of the speedups.
-        after = sum(
-            weight * timings["original"].median_ms / timings.speedup("converted").low for weight, timings in calls
-        )
+        before, after = self._totals("low")
         generates = self.generation is not None and self.generation.timings.speedup("converted").low >= least
         return generates or before >= least * after
+
+    def _totals(self, bound: str) -> tuple[float, float]:
+        """Returns the weighted times of the original, and of the converted model at this bound of its speedups."""
+        calls = [(weight, timings) for _, weight, timings in self.tuned] or [(1.0, self.example)]
+        before = [weight * timings["original"].median_ms for weight, timings in calls]
+        speedups = [getattr(timings.speedup("converted"), bound) for _, timings in calls]
+        return sum(before), sum(time / speedup for time, speedup in zip(before, speedups))
 
 
 def time(

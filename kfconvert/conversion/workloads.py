@@ -59,9 +59,7 @@ class Loads:
 
 def _taken(captured: Capture, calls: list[ExampleCall]) -> list[Any] | None:
     """Returns the flat inputs of the first of ``calls`` that ``captured`` accepts; None if it accepts none."""
-    region = captured.region
-    every = (region.call.leaves(call.args, call.kwargs) for call in calls)
-    return next((leaves for leaves in every if leaves is not None and region.guard.refusal(leaves) is None), None)
+    return next((leaves for leaves in map(captured.taken, calls) if leaves is not None), None)
 
 
 def _received(prepared: Prepared, captures: Captures, call: ExampleCall) -> dict[nn.Module, ExampleCall]:

@@ -45,6 +45,13 @@ class LiveTensors:
     def tensor(self, node: fx.Node) -> Tensor:
         return _held(*self.store(node))
 
+    def arguments(self, leaves: list[Any]) -> list[Any]:
+        """Returns the values of all placeholders of the graph, in order: these tensors, and the flat inputs
+        ``leaves``."""
+        users = iter(leaves)
+        placeholders = self._region.graph.find_nodes(op="placeholder")
+        return [next(users) if node.name in self._region.inputs else self.tensor(node) for node in placeholders]
+
 
 def _held(holder: Any, name: str) -> Any:
     return vars(holder)[name] if isinstance(holder, nn.Module) else holder[name]

@@ -8,7 +8,7 @@ from torch import nn
 
 import kfconvert
 from kfconvert import ModelConverter
-from kfconvert.conversion.time_shares import _Clock
+from kfconvert.capture import Clock
 
 X = torch.randn(3, 8)
 
@@ -36,7 +36,7 @@ class Net(nn.Module):
 def counting_clock(monkeypatch):
     """A second passes each time that somebody asks what time it is."""
     seconds = itertools.count()
-    monkeypatch.setattr(_Clock, "now", lambda self: next(seconds))
+    monkeypatch.setattr(Clock, "now", lambda self: next(seconds))
 
 
 def profiled(model, **options):
