@@ -59,11 +59,14 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
             exported, or the file cannot be written.
     """
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
-    if guarded is None and hasattr(model, "kfconvert_info"):
-        reason = "nothing is fused in the model as a whole; use torch.export.export"
-        raise ArtifactError(f"cannot export {type(model).__name__}: {reason}")
     if guarded is None:
-        raise ArtifactError(f"cannot export: {type(model).__name__} was not converted as a whole")
+        converted = hasattr(model, "kfconvert_info")
+        reason = (
+            "nothing is fused in the model as a whole; use torch.export.export"
+            if converted
+            else "it was not converted as a whole"
+        )
+        raise ArtifactError(f"cannot export {type(model).__name__}: {reason}")
     with one_at_a_time():
         call = _example(guarded, example_inputs)
         with shielded(), compiling_in_this_thread():

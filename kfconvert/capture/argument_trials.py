@@ -37,7 +37,9 @@ def asked_for(
     found = set()
     if seen is None or region.is_random or region.has_effects or region.has_caches or region.communicates:
         return frozenset()
-    with torch.inference_mode(False), torch.enable_grad(), _nothing_saved():
+    # No forward saves tensors for a backward, which is not called.
+    saving_nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
+    with torch.inference_mode(False), torch.enable_grad(), saving_nothing:
         outputs = _outputs(
             region, model, [_as_parameter(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
         )
@@ -85,11 +87,6 @@ def _outputs(region: Region, run: Callable[..., Any], leaves: list[Any]) -> list
 
 def _are_close(expected: list[Any], actual: list[Any]) -> bool:
     return len(expected) == len(actual) and all(map(partial(is_close, tolerances=TOLERANCES), expected, actual))
-
-
-def _nothing_saved() -> Any:
-    """Context manager under which forwards save no tensors for a backward, which is not called."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
 
 
 def _as_parameter(leaf: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall, taken_apart
-from ..region import CaptureError, Dimensions
+from ..region import CaptureError
 from .captured import Capture, attempted, capture
 from .deadline import Budget
 from .submodule_calls import opaque_kind
@@ -19,11 +19,12 @@ from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
 def capture_form(model: nn.Module, call: ExampleCall, seconds: float = math.inf) -> Capture | CaptureError:
     """Capture ``model`` as called in ``call`` in ``seconds`` of processor time, or return the reason why not."""
-    return attempted(lambda: capture(model, "", call, _choices(model, call), budget=Budget(seconds)))
 
+    def captured() -> Capture:
+        choices = [free_dimensions(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
+        return capture(model, "", call, choices, budget=Budget(seconds))
 
-def _choices(model: nn.Module, call: ExampleCall) -> list[dict[str, Dimensions]]:
-    return [free_dimensions(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
+    return attempted(captured)
 
 
 def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outputs: Any) -> CaptureError | None:

@@ -132,14 +132,11 @@ def capture(
         raise CaptureError(f"{sparse} is a sparse tensor")
     reason: CaptureError | None = None
     distinct = [dimensions for index, dimensions in enumerate(choices) if dimensions not in choices[:index]]
-    budget, before = budget or Budget(), math.inf
+    budget = budget or Budget()
     for dimensions in distinct:
         left = budget.left()
-        # Another choice takes about as long as the last one, except after a timeout caused by many free sizes.
-        least = 0.0 if reason is None or isinstance(reason.__cause__, TimeoutError) else before - left
-        if reason is not None and (is_final(reason) or left <= least):
+        if reason is not None and (is_final(reason) or left <= 0):
             break
-        before = left
         seconds = min(left, patience if dimensions is not distinct[-1] else LAST_PATIENCE * patience)
         try:
             captured = _capture(module, path, call, dimensions, example or call, seconds)

@@ -60,10 +60,9 @@ def _calls_of_self(function: Callable[..., Any]) -> set[str]:
 
 def _reached(name: str, calls: dict[str, set[str]]) -> set[str]:
     """The names that the method ``name`` calls, directly or through methods."""
-    met, waiting = {name}, [name]
+    met: set[str] = set()
+    waiting = {name}
     while waiting:
-        for called in calls.get(waiting.pop(), ()):
-            if called not in met:
-                met.add(called)
-                waiting.append(called)
+        met |= waiting
+        waiting = {called for each in waiting for called in calls.get(each, ())} - met
     return met

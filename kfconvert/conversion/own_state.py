@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
@@ -23,7 +23,6 @@ from ..runtime import (
     memory_of,
     put_back,
     slotted,
-    whole_walk,
     without_conversion,
 )
 from .leaked_tensors import OutsideCaches
@@ -284,8 +283,3 @@ def _version(tensor: Tensor) -> tuple[Any, ...]:
 def place_of(name: str) -> Place:
     path, _, attribute = name.rpartition(".")
     return path, attribute
-
-
-def readers(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Yield the modules whose code finds ``name`` in the globals."""
-    yield from (module for module in model.modules() if name in whole_walk(module).containers)

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from ..accuracy import is_close, model_outputs
 from ..capture import TOLERANCES, around
 from ..inputs import ExampleCall, bounded_lookups, resized, variations
-from ..runtime import fingerprints
+from ..runtime import fingerprints, whole_walk
 from ..torch_state import is_dense
-from .own_state import OwnState, Place, place_of, readers
+from .own_state import OwnState, Place, place_of
 
 
 class Written:
@@ -81,8 +81,9 @@ class Written:
             for module, dotted in around(self._model, [(path, name)]).items():
                 found.setdefault(module, f"its forward changes {dotted} {when}")
             if not path:
-                for module in readers(self._model, name):
-                    found.setdefault(module, f"its forward changes {name} {when}")
+                for module in self._model.modules():
+                    if name in whole_walk(module).containers:  # its code finds the name in the globals
+                        found.setdefault(module, f"its forward changes {name} {when}")
         return found
 
 

@@ -48,7 +48,7 @@ def alone(model: nn.Module) -> Iterator[None]:
     if not is_one_of_several() or gathers_parameters(model):
         yield
         return
-    here, groups = ThisThread(), _Groups()
+    here, groups = ThisThread(), dict[str, Any]()
     library = torch.library.Library("c10d", "IMPL")
     try:
         for name in torch._C._dispatch_get_all_op_names():
@@ -74,39 +74,30 @@ def noted_collectives() -> Iterator[list[Collective]]:
         _logs.remove(noted)
 
 
-def _stand_in(name: str, kernel: Any, here: ThisThread, groups: _Groups) -> Callable[..., Any]:
+def _stand_in(name: str, kernel: Any, here: ThisThread, groups: dict[str, Any]) -> Callable[..., Any]:
     def stand_in(keys: Any, *args: Any) -> Any:
         group = next((arg for arg in args if _is_group(arg)), None)
         if not here or group is None:
             return kernel.call_boxed(keys, *args)
         if name not in _OF_ALL:
             raise CannotBeAlone(f"{name} involves only some of the ranks, so a rank cannot be converted alone")
+        real = dist.ProcessGroup.unbox(group)
         for noted in _logs:
-            noted.append((name, dist.ProcessGroup.unbox(group).group_name, *map(_kind, _tensors(args))))
-        results = kernel.call_boxed(keys, *[groups.apart(arg) if _is_group(arg) else arg for arg in args])
+            noted.append((name, real.group_name, *map(_kind, _tensors(args))))
+        if real.group_name not in groups:
+            groups[real.group_name] = _fake(real.rank(), real.size()).boxed()
+        results = kernel.call_boxed(keys, *[groups[real.group_name] if _is_group(arg) else arg for arg in args])
         if "reduce" in name:  # Python cannot read the kind of reduction from the argument
             for tensor in _tensors(args[:1]):
                 if tensor.dtype is not torch.bool:
-                    tensor.mul_(dist.ProcessGroup.unbox(group).size())
+                    tensor.mul_(real.size())
         return results
 
     return stand_in
 
 
-class _Groups:
-    """Maps each process group to a local group of the same size and rank that does not communicate."""
-
-    def __init__(self) -> None:
-        self._apart: dict[str, Any] = {}
-
-    def apart(self, group: Any) -> Any:
-        real = dist.ProcessGroup.unbox(group)
-        if real.group_name not in self._apart:
-            self._apart[real.group_name] = _fake(real.rank(), real.size()).boxed()
-        return self._apart[real.group_name]
-
-
 def _fake(rank: int, size: int) -> Any:
+    """A process group of this size and rank that does not communicate."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
     group = dist.ProcessGroup(dist.HashStore(), rank, size)

@@ -77,7 +77,7 @@ def with_a_hook(fused):
 
 X = torch.zeros(2, 3, 12, 12)
 REFUSED = {
-    "not converted": (None, X, "Sequential was not converted as a whole"),
+    "not converted": (None, X, "Sequential: it was not converted as a whole"),
     "train mode": (in_train_mode, X, "is in train mode"),
     "a hook": (with_a_hook, X, "conv1 has hooks"),
     "another size": (lambda fused: None, X[..., :8], "has size 8 in dimension 3"),
