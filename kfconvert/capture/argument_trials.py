@@ -21,7 +21,6 @@ from .trial_runs import TOLERANCES, Trial, called_by_names
 _SPARE = 3  # elements before those of a tensor
 
 
-@torch.no_grad()
 def asked_for(
     model: nn.Module,
     region: Region,

@@ -248,6 +248,7 @@ def _is_same(value: Any, other: Any) -> bool:
     return is_same_tensor(value, other) if isinstance(value, Tensor) and isinstance(other, Tensor) else value == other
 
 
+@torch.no_grad()
 def _capture(
     module: nn.Module,
     path: str,

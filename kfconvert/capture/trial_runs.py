@@ -1,4 +1,5 @@
-"""Trial runs that compare a captured graph with its module, and find further calls for which it is right."""
+"""Trial runs that compare a captured graph with its module, and find further calls for which it is right. Callers
+disable gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +32,6 @@ FEW = 8
 _FURTHER = 2
 
 
-@torch.no_grad()
 def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let each free size of ``region`` be 1 where ``run``, its graph as traced, then agrees with ``model``.
 
@@ -62,7 +62,6 @@ def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any
         region.guard.admit_one_for_several(leaves)
 
 
-@torch.no_grad()
 def draws_alike(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
     """Whether ``run`` and ``model`` draw the same random numbers for any generator state, and leave the same state. A
     forward that seeds or restores the generators does not pass: no graph records that."""
@@ -108,7 +107,6 @@ def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-@torch.no_grad()
 def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
     """Replace the constants of ``region``, which the tracer has copied, by the tensors that ``model`` reads, so that
     writes to these change the watched versions.
@@ -141,7 +139,6 @@ class Trial:
     refusal: str | None
 
 
-@torch.no_grad()
 def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
     """Return a call of ``model`` with 2 entries in each free size of ``region``, or with the sizes of ``leaves`` where
     it does not support that; None where it supports neither."""
@@ -166,7 +163,6 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
     return None
 
 
-@torch.no_grad()
 def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
     """Record the memory layout of the outputs of ``model`` for the example ``leaves`` where the graph of ``region`` has
     another one. For a size of 1, operators may choose another layout than in the trace."""
@@ -175,7 +171,6 @@ def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
         mark_orders(region.graph, region.flat_outputs(model, leaves)[0])
 
 
-@torch.no_grad()
 def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial | None) -> None:
     """Compare ``run``, the graph of ``region`` over the tensors of its model, with the outputs of the model in
     ``seen``. Code may behave differently for a trace's stand-ins, whose identity, attributes and sizes differ from the
@@ -201,7 +196,6 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
         raise CaptureError("it makes an output a parameter or sets its requires_grad, which a graph does not record")
 
 
-@torch.no_grad()
 def check_other_sizes(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Compare ``run``, the graph of ``region``, with ``model`` for other values of its free sizes.
 
@@ -238,7 +232,6 @@ def _is_of_one_kind(value: Any, other: Any) -> bool:
     return not value.is_leaf or (value.grad is None) == (other.grad is None)
 
 
-@torch.no_grad()
 def check_collectives(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Raises CaptureError where ``run``, the graph of ``region``, begins other collectives than ``model``, or another
     order: ranks that run the graph and ranks that run the model would wait for each other."""
@@ -253,7 +246,6 @@ def check_collectives(model: nn.Module, region: Region, run: Callable[[list[Any]
         raise CaptureError("its graph and its forward run different collectives, or another order of them")
 
 
-@torch.no_grad()
 def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
     """Whether ``run``, the graph of ``region`` as traced, and ``model`` agree up to rounding.
 
@@ -263,7 +255,6 @@ def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any
     return _agrees(model, region, run, leaves, share) is True
 
 
-@torch.no_grad()
 def ignore_use_cache(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let the setting ``use_cache`` change later where ``run``, traced with it on, agrees with ``model`` without it.
 

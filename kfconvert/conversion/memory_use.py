@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..profiling import Allocation, allocation, bytes_of
+from ..profiling import allocation, bytes_of
 from ..runtime import originals
 from .captures import Captures
 from .memory_bound import allowed_bytes
@@ -20,23 +20,14 @@ def memory(prepared: Prepared, captures: Captures, stages: Stages, bound: float 
 
     ``bound``: the limit of derived weights, see ``ModelConverter``.
     """
-    model, own = prepared.model, prepared.call.copied()
-
-    def converted() -> Any:
-        return own(model)
-
-    def original() -> Any:
-        with originals():
-            return converted()
-
-    def allocated(call: Callable[[], Any]) -> Allocation | None:
-        with torch.no_grad():
-            return allocation(call, prepared.device)
-
+    model, device = prepared.model, prepared.device
+    call = partial(prepared.call.copied(), model)
     first = before = after = None
     if any(captured.applied for captured in captures.outermost()):
-        with stages.stage("memory", 1) as advance:
-            before, first, after = allocated(original), allocated(converted), allocated(converted)
+        with stages.stage("memory", 1) as advance, torch.no_grad():
+            with originals():
+                before = allocation(call, device)
+            first, after = allocation(call, device), allocation(call, device)
             advance()
     return {
         "weights": bytes_of([*model.parameters(), *model.buffers()]),
