@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..accuracy import is_close
-from ..inputs import ExampleCall, bounded_lookups, caches_in, capacity_for, holds_tokens, static_key_values
+from ..inputs import ExampleCall, bounded_lookups, caches_in, capacity_for, holds_tokens, repeated_to, static_key_values
 from ..process import quiet_thread
 from ..region import CaptureError
 from .captured import Capture, attempted, capture
@@ -165,25 +165,19 @@ def prompt_of(model: nn.Module, call: ExampleCall, new_tokens: int = 0) -> Tenso
 
 def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[GenerationCall]:
     of_tokens = holds_tokens(prompt)
-    small = _sized(prompt, 0, BATCH)
-    small = _sized(small, 1, LENGTH) if of_tokens else small
+    small = repeated_to(prompt, 0, BATCH)
+    small = repeated_to(small, 1, LENGTH) if of_tokens else small
     calls = _calls(model, small, masked)
     examples = _calls(model, prompt, masked)
-    larger = {"batch": _calls(model, _sized(small, 0, BATCH + 1), masked)}
+    larger = {"batch": _calls(model, repeated_to(small, 0, BATCH + 1), masked)}
     if of_tokens:
-        larger["sequence"] = _calls(model, _sized(small, 1, LENGTH + 1), masked)
+        larger["sequence"] = _calls(model, repeated_to(small, 1, LENGTH + 1), masked)
     found = [
         GenerationCall(calls[place], examples[place], {name: varied[place] for name, varied in larger.items()})
         for place in (PROMPT, STEP)
     ]
     found[1].varied["step"] = calls[STEP + 1]
     return found if all(caches_in(each.call.kwargs.values()) for each in found) else []
-
-
-def _sized(prompt: Tensor, dimension: int, size: int) -> Tensor:
-    """Return ``prompt`` cut to ``size`` entries, or repeated up to them."""
-    copies = -(-size // prompt.shape[dimension])
-    return torch.cat([prompt] * copies, dimension).narrow(dimension, 0, size)
 
 
 def _calls(model: nn.Module, prompt: Tensor, masked: bool) -> list[ExampleCall]:

@@ -12,6 +12,7 @@ from .example import (
     is_token_model,
     is_whole,
     numbered,
+    repeated_to,
     resized,
     shown,
     to_each,

@@ -233,15 +233,13 @@ def _with_size(call: ExampleCall, dimension: int, size: int, tensors: list[Tenso
     sizes = {tensor.shape[dimension] for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
         raise InputError(f"its inputs ({call.summary()}) have no {what} that can be changed")
-    (present,), chosen = sizes, set(map(id, tensors))
+    chosen = set(map(id, tensors))
+    return call.map_tensors(lambda x: repeated_to(x, dimension, size).clone() if id(x) in chosen else x)
 
-    def sized(tensor: Tensor) -> Tensor:
-        if id(tensor) not in chosen:
-            return tensor
-        again = torch.cat([tensor] * -(-size // present), dimension)
-        return again.narrow(dimension, 0, size).clone()
 
-    return call.map_tensors(sized)
+def repeated_to(tensor: Tensor, dimension: int, size: int) -> Tensor:
+    """Returns ``tensor`` cut to ``size`` entries in a dimension, or repeated up to them."""
+    return torch.cat([tensor] * -(-size // tensor.shape[dimension]), dimension).narrow(dimension, 0, size)
 
 
 def numbered(name: str, index: int) -> str:
