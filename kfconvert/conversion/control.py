@@ -115,10 +115,8 @@ def _listed(names: Sequence[str]) -> str:
 def _is_wanted(paths: Sequence[str], entries: Sequence[str]) -> bool:
     """Whether ``entries`` select a module with these ``paths``. If all entries are exclusions, they select every other
     module."""
-    wanted = [entry for entry in entries if not entry.startswith(NOT)]
     unwanted = [entry.removeprefix(NOT) for entry in entries if entry.startswith(NOT)]
-    if unwanted and not wanted:
-        return not _is_in_any(paths, unwanted)
+    wanted = [entry for entry in entries if not entry.startswith(NOT)] or (["*"] if unwanted else [])
     return _is_in_any(paths, wanted) and not _is_in_any(paths, unwanted)
 
 

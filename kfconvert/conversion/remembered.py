@@ -97,10 +97,6 @@ def _key(what: str, candidates: Collection[str]) -> str:
 
 def _environment(device: torch.device) -> dict[str, str]:
     """Returns everything known that affects the time of an identical call."""
-    return {name: str(value) for name, value in _facts(device).items()}
-
-
-def _facts(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "kfconvert": __version__,
         "kernels": builds(),
@@ -119,7 +115,7 @@ def _facts(device: torch.device) -> dict[str, Any]:
             "cuda": torch.version.cuda or torch.version.hip,
             "cudnn": torch.backends.cudnn.version(),
         }
-    return facts
+    return {name: str(value) for name, value in facts.items()}
 
 
 @functools.cache

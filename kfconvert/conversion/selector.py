@@ -219,21 +219,19 @@ class Selector:
                 each = tried[layout]
                 each.medians = {name: medians[label] for label, name in names.items()}
                 if each.sample.is_remembered:
-                    self.remembered.note(f"{self._way}; {described(each)}", each.candidates, each.medians)
+                    self.remembered.note(
+                        f"{self._way(self.effort.name)}; {described(each)}", each.candidates, each.medians
+                    )
 
     def _known(self, what: str, candidates: list[str]) -> dict[str, float] | None:
         """Returns the cached timings of ``what`` if they were measured with the current or full effort."""
         for effort in dict.fromkeys(("full", self.effort.name)):
-            times = self.remembered.times(f"{self._way_with(effort)}; {what}", candidates)
+            times = self.remembered.times(f"{self._way(effort)}; {what}", candidates)
             if times is not None:
                 return times
         return None
 
-    @property
-    def _way(self) -> str:
-        return self._way_with(self.effort.name)
-
-    def _way_with(self, effort: str) -> str:
+    def _way(self, effort: str) -> str:
         return f"{'replayed' if self._pool else 'launched'}, {effort}"
 
     def _decision(self, tried: Together, operators: int) -> Decision:
