@@ -113,16 +113,11 @@ def _added(act: Make) -> tuple[Case, ...]:
 
 
 def _plain_added(act: Make) -> tuple[Case, ...]:
-    padded = conv(padding=1)
-    return (
-        Case(net(lambda self, x: self.act(x + self.conv(x)), conv=padded, act=act), IMAGES),
-        Case(
-            net(lambda self, x: self.act(self.conv(x) + x.mean((2, 3), keepdim=True)), conv=padded, act=act),
-            IMAGES,
-            0,
-            "the residual is broadcast",
-        ),
-    )
+    return (Case(net(lambda self, x: self.act(x + self.conv(x)), conv=conv(padding=1), act=act), IMAGES),)
+
+
+def _broadcast(self: Any, x: Tensor) -> Tensor:
+    return self.conv(x) + x.mean((2, 3), keepdim=True)
 
 
 _COMMON: dict[str, Any] = {"build": _build, "refusal": _refusal, "anchor": "conv"}
@@ -157,6 +152,7 @@ PATTERNS = (
         lambda act: act(Op(aten.add.Tensor, _CONV, Var("residual"))),
         _AFTER_CONV,
         cases=_plain_added,
+        special={"none": (Case(net(_broadcast, conv=conv(padding=1)), IMAGES, 0, "the residual is broadcast"),)},
         **_COMMON,
     ),
 )

@@ -84,49 +84,48 @@ def _build_packed(match: Match, tensor: Callable[[fx.Node], Tensor], activation:
     return Replacement(module, (match.captures["x"],), tuple(bindings), (match.root,))
 
 
-def _two_cases(act: Make) -> tuple[Case, ...]:
-    def two(forward: Callable[..., Tensor], bias: bool = True, gates: int = 24) -> Make:
-        return net(forward, gate=linear(16, gates, bias), up=linear(16, 24), act=act)
-
-    return (
-        Case(two(lambda self, x: self.act(self.gate(x)) * self.up(x)), TOKENS),
-        Case(two(lambda self, x: self.up(x) * self.act(self.gate(x)), bias=False), TOKENS),
-        Case(two(lambda self, x: self.act(self.gate(x)) * self.up(x), gates=1), TOKENS, 0, "broadcast"),
-        Case(two(lambda self, x: self.act(self.gate(x)) * (y := self.up(x)) + y), TOKENS, 0, "also used by aten.add"),
-        Case(two(lambda self, x: (y := self.act(self.gate(x))) * self.up(x) + y), TOKENS, 0, "also used by aten.add"),
-    )
+def _two(forward: Callable[..., Tensor], act: Make = nn.SiLU, bias: bool = True, gates: int = 24) -> Make:
+    return net(forward, gate=linear(16, gates, bias), up=linear(16, 24), act=act)
 
 
-def _packed(function: Callable[[Any, Tensor], Tensor], bias: bool = True, act: Make = nn.Identity) -> Make:
+def _gated(self: Any, x: Tensor) -> Tensor:
+    return self.act(self.gate(x)) * self.up(x)
+
+
+def _packed(function: Callable[[Any, Tensor], Tensor], bias: bool = True, act: Make = nn.SiLU) -> Make:
     return net(lambda self, x: function(self.act, self.packed(x)), packed=linear(16, 48, bias), act=act)
 
 
-def _packed_cases(activation: Make) -> tuple[Case, ...]:
-    def packed(parts: Callable[[Tensor], Any], gate_first: bool = True, bias: bool = True) -> Make:
-        def gated(act: Any, h: Tensor) -> Tensor:
-            first, second, *_ = parts(h)
-            return act(first) * second if gate_first else first * act(second)
+def _parts(parts: Callable[[Tensor], Any], gate_first: bool = True, bias: bool = True, act: Make = nn.SiLU) -> Make:
+    def gated(act: Any, h: Tensor) -> Tensor:
+        first, second, *_ = parts(h)
+        return act(first) * second if gate_first else first * act(second)
 
-        return _packed(gated, bias, activation)
-
-    def kept_half(act: Any, h: Tensor) -> Tensor:
-        gate, up = h.chunk(2, dim=-1)
-        return act(gate) * up + up
-
-    return (
-        Case(packed(lambda h: h.chunk(2, dim=-1)), TOKENS),
-        Case(packed(lambda h: h.split(24, dim=2), gate_first=False), TOKENS),
-        Case(packed(lambda h: h.split([24, 24], dim=-1), gate_first=False, bias=False), TOKENS),
-        Case(packed(lambda h: (h[..., :24], h[..., 24:])), TOKENS),
-        Case(packed(lambda h: (h[..., -24:], h[..., :24])), TOKENS),
-        Case(packed(lambda h: (h[..., ::2], h[..., 1::2])), TOKENS, 0),
-        Case(packed(lambda h: h.split([16, 16, 16], dim=-1)), TOKENS, 0, "not the two halves"),
-        Case(packed(lambda h: (h[..., :24], h[..., 12:36])), TOKENS, 0, "not the two halves"),
-        Case(packed(lambda h: h.chunk(2, dim=1)), random((2, 6, 16)), 0, "not along its features"),
-        Case(_packed(kept_half, act=activation), TOKENS, 0, "also used by aten.add"),
-    )
+    return _packed(gated, bias, act)
 
 
+def _kept_half(act: Any, h: Tensor) -> Tensor:
+    gate, up = h.chunk(2, dim=-1)
+    return act(gate) * up + up
+
+
+_TWO_LAYERS = (
+    Case(_two(lambda self, x: self.up(x) * self.act(self.gate(x)), bias=False), TOKENS),
+    Case(_two(_gated, gates=1), TOKENS, 0, "broadcast"),
+    Case(_two(lambda self, x: self.act(self.gate(x)) * (y := self.up(x)) + y), TOKENS, 0, "also used by aten.add"),
+    Case(_two(lambda self, x: (y := self.act(self.gate(x))) * self.up(x) + y), TOKENS, 0, "also used by aten.add"),
+)
+_ONE_LAYER = (
+    Case(_parts(lambda h: h.split(24, dim=2), gate_first=False), TOKENS),
+    Case(_parts(lambda h: h.split([24, 24], dim=-1), gate_first=False, bias=False), TOKENS),
+    Case(_parts(lambda h: (h[..., :24], h[..., 24:])), TOKENS),
+    Case(_parts(lambda h: (h[..., -24:], h[..., :24])), TOKENS),
+    Case(_parts(lambda h: (h[..., ::2], h[..., 1::2])), TOKENS, 0),
+    Case(_parts(lambda h: h.split([16, 16, 16], dim=-1)), TOKENS, 0, "not the two halves"),
+    Case(_parts(lambda h: (h[..., :24], h[..., 12:36])), TOKENS, 0, "not the two halves"),
+    Case(_parts(lambda h: h.chunk(2, dim=1)), random((2, 6, 16)), 0, "not along its features"),
+    Case(_packed(_kept_half), TOKENS, 0, "also used by aten.add"),
+)
 _ACTIVATIONS = "none silu gelu gelu_tanh sigmoid relu quick_gelu"
 PATTERNS = (
     *family(
@@ -134,7 +133,8 @@ PATTERNS = (
         lambda act: Op(aten.mul.Tensor, act(_linear("gate")), _linear("up")),
         _ACTIVATIONS,
         _build_two,
-        _two_cases,
+        lambda act: (Case(_two(_gated, act), TOKENS),),
+        special={"silu": _TWO_LAYERS},
         anchor="gate",
         refusal=_two_refusal,
     ),
@@ -143,7 +143,8 @@ PATTERNS = (
         lambda act: Op(aten.mul.Tensor, act(_half("gate")), _half("up")),
         _ACTIVATIONS,
         _build_packed,
-        _packed_cases,
+        lambda act: (Case(_parts(lambda h: h.chunk(2, dim=-1), act=act), TOKENS),),
+        special={"silu": _ONE_LAYER},
         anchor="packed",
         refusal=_packed_refusal,
     ),

@@ -50,19 +50,21 @@ def _pre_norm(self: Any, x: Tensor, residual: Tensor) -> Tensor:
     return stream + self.act(self.norm(stream))
 
 
-def _added_cases(act: Make) -> tuple[Case, ...]:
-    layers = {"norm": lambda: nn.LayerNorm(16, eps=0.1), "act": act}
-    post_norm = net(lambda self, x, residual: self.act(self.norm(x + residual)), **layers)
-    return (
-        Case(post_norm, random((2, 5, 16), (2, 5, 16))),
-        Case(net(_pre_norm, **layers), random((2, 5, 16), (2, 5, 16))),
-        Case(post_norm, random((2, 5, 16), (1, 5, 16))),
-        Case(post_norm, random((5, 16), (2, 5, 16))),
-        Case(post_norm, random((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
-        Case(post_norm, random((2, 5, 1), (2, 1, 16)), 0, "broadcast"),
-    )
+def _added(forward: Callable[..., Tensor], act: Make, shapes: tuple[tuple[int, ...], ...], *expected: Any) -> Case:
+    return Case(net(forward, norm=lambda: nn.LayerNorm(16, eps=0.1), act=act), random(*shapes), *expected)
 
 
+def _post_norm(self: Any, x: Tensor, residual: Tensor) -> Tensor:
+    return self.act(self.norm(x + residual))
+
+
+_EQUAL = (2, 5, 16), (2, 5, 16)
+_RESIDUALS = (
+    _added(_post_norm, nn.ReLU, ((2, 5, 16), (1, 5, 16))),
+    _added(_post_norm, nn.ReLU, ((5, 16), (2, 5, 16))),
+    _added(_post_norm, nn.ReLU, ((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
+    _added(_post_norm, nn.ReLU, ((2, 5, 1), (2, 1, 16)), 0, "broadcast"),
+)
 _COMMON: dict[str, Any] = {"build": _build, "refusal": _refusal, "anchor": "norm"}
 PATTERNS = (
     *family(
@@ -82,7 +84,8 @@ PATTERNS = (
         "add_layernorm",
         lambda act: act(_ADD_NORM),
         "none relu gelu silu",
-        cases=_added_cases,
+        cases=lambda act: tuple(_added(forward, act, _EQUAL) for forward in (_post_norm, _pre_norm)),
+        special={"relu": _RESIDUALS},
         kept=frozenset({"sum"}),
         **_COMMON,
     ),
