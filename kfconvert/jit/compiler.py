@@ -92,32 +92,25 @@ class CudaCompiler:
         flags = (extra_cuda_cflags, extra_ldflags, extra_include_paths)
         return self._compile(name, read(path), path, functions, *flags)
 
-    def compile_from_source(
-        self,
-        source: str,
-        name: str,
-        *,
-        functions: str | Sequence[str] = (),
-        extra_cuda_cflags: Sequence[str] = (),
-        extra_ldflags: Sequence[str] = (),
-        extra_include_paths: Sequence[str | os.PathLike] = (),
-    ) -> Any:
-        """Compiles the text of a source, see :meth:`compile_from_file`. Errors name the file ``<name>.cu``."""
+    def compile_from_source(self, source: str, name: str, **options: Any) -> Any:
+        """Compiles the text of a source. Errors name the file ``<name>.cu``. ``options`` are those of
+        :meth:`compile_from_file`."""
         if not isinstance(source, str) or re.fullmatch(r".*\.cu", source):
             raise ValueError(f"kfconvert: {source!r} is not the text of a source: compile_from_file takes a path")
-        flags = (extra_cuda_cflags, extra_ldflags, extra_include_paths)
-        return self._compile(name, source, None, functions, *flags)
+        return self._compile(name, source, None, **options)
 
-    def _compile(self, name, text, path, functions, cuda_flags, link_flags, include_paths):
+    def _compile(self, name, text, path, functions=(), extra_cuda_cflags=(), extra_ldflags=(), extra_include_paths=()):
         functions = _strings("functions", [functions] if isinstance(functions, str) else functions)
         for identifier in (name, *functions):
             if not re.fullmatch(r"[A-Za-z_]\w*", identifier, re.ASCII):
                 raise ValueError(f"kfconvert: {identifier!r} is not an identifier of letters, digits and _")
         if len(name) > _LONGEST_NAME:
             raise ValueError(f"kfconvert: the name has {len(name)} characters, at most {_LONGEST_NAME} are allowed")
-        cuda_flags = _strings("extra_cuda_cflags", cuda_flags)
-        link_flags = _strings("extra_ldflags", link_flags)
-        folders = [Path(folder).expanduser().absolute() for folder in _strings("extra_include_paths", include_paths)]
+        cuda_flags = _strings("extra_cuda_cflags", extra_cuda_cflags)
+        link_flags = _strings("extra_ldflags", extra_ldflags)
+        folders = [
+            Path(folder).expanduser().absolute() for folder in _strings("extra_include_paths", extra_include_paths)
+        ]
         toolchain.check_paths([path or Path(tempfile.gettempdir()), *folders])
         if torch.version.cuda is None:
             raise CompileError("kfconvert: this torch is built without CUDA: install a CUDA build of torch")

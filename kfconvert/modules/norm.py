@@ -54,10 +54,10 @@ class FusedLayerNorm(FusedNorm):
         """
         return cls._of_tensors(normalized_shape, eps, activation, options, weight=weight, bias=bias)
 
-    def _kernel(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm_act(
-            x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps, self.activation
-        )
+    def _kernel(self, x: torch.Tensor, residual: torch.Tensor | None = None):
+        weight, bias = held(self, "weight"), held(self, "bias")
+        shape = self.normalized_shape
+        return layer_norm_act(x, shape, weight, bias, self.eps, self.activation, residual, self.return_sum)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         y = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -71,18 +71,6 @@ class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):  # type: ignore[misc]  # 
     (y, s) with ``return_sum``; s, in the dtype of x, is the residual stream of a pre-norm transformer. See
     :class:`FusedLayerNorm`.
     """
-
-    def _kernel(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
-        return layer_norm_act(
-            x,
-            self.normalized_shape,
-            held(self, "weight"),
-            held(self, "bias"),
-            self.eps,
-            self.activation,
-            residual,
-            self.return_sum,
-        )
 
 
 class FusedLayerNormReLU(FusedLayerNorm):

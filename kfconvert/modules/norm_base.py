@@ -10,6 +10,7 @@ class FusedNorm(FusedModule):
     """Base of the fused norms. A subclass defines ``_kernel`` and ``reference``, which take the norm's inputs."""
 
     default_activation = "none"
+    return_sum = False
 
     def __init__(self, normalized_shape, eps: float, activation: str | None):
         super().__init__(activation or self.default_activation)

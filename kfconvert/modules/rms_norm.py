@@ -48,10 +48,9 @@ class FusedRMSNorm(FusedNorm):
     def _set_options(self, offset: float = 0.0) -> None:
         self.offset = offset
 
-    def _kernel(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm_act(
-            x, self.normalized_shape, held(self, "weight"), self.eps, self.activation, offset=self.offset
-        )
+    def _kernel(self, x: torch.Tensor, residual: torch.Tensor | None = None):
+        weight, shape = held(self, "weight"), self.normalized_shape
+        return rms_norm_act(x, shape, weight, self.eps, self.activation, residual, self.return_sum, self.offset)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         return reference(x, self.normalized_shape, self.weight, self.eps, self.activation, offset=self.offset)
@@ -67,15 +66,3 @@ class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):  # type: ignore[misc]  # its 
     (y, s) with ``return_sum``; s, in the dtype of x, is the residual stream of a pre-norm transformer. See
     :class:`FusedRMSNorm`.
     """
-
-    def _kernel(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
-        return rms_norm_act(
-            x,
-            self.normalized_shape,
-            held(self, "weight"),
-            self.eps,
-            self.activation,
-            residual,
-            self.return_sum,
-            self.offset,
-        )

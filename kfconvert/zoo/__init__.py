@@ -31,18 +31,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = [
-    "WeightsWarning",
-    "ZooError",
-    "ZooModel",
-    "check",
-    "described",
-    "import_code",
-    "list_models",
-    "rebuild",
-    "resolve",
-]
-
 WEIGHTS = ("auto", "pretrained", "random")
 _LIBRARIES = ("torchvision", "timm")
 _PREFIXES = (*_LIBRARIES, "transformers")
