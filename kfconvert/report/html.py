@@ -142,7 +142,7 @@ def _speed(stats: dict[str, Any]) -> Tile:
         return Tile("Speed", "not measured", "")
     times = comparison["timings"]
     both = [times[each]["median_ms"] for each in ("original", "converted") if each in times]
-    detail = " → ".join(time_text(1e3 * each) for each in both) + " a call"
+    detail = " → ".join(time_text(1e3 * each) for each in both) + " per call"
     ratio = speedup["ratio"]
     if not speedup["measurable"] or not ratio or ratio < 0:
         return Tile("Speed", "as before", f"{detail}, no measurable difference")

@@ -136,7 +136,7 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     lines: list[tuple[str, str | Text | None]] = [
         ("accuracy", Text(accuracy, style=colour)),
         ("speed", Text(speed_line(stats), style=_speed_style(stats))),
-        ("layout", "channels-last: the converted model uses this memory format, which was faster")
+        ("layout", "channels-last: the converted model uses this memory format")
         if is_channels_last(stats)
         else ("", None),
         ("generate", generation_line(stats)),
@@ -158,7 +158,7 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
         names = ", ".join(stats["not_written"])
         lines.append(("not written", f"{names}: the original forward sets these attributes, fused calls do not"))
     if stats.get("seconds"):
-        remembered = f", {stats['remembered']} timings remembered" if stats.get("remembered") else ""
+        remembered = f", {stats['remembered']} cached timings used" if stats.get("remembered") else ""
         lines.append(("took", f"{sum(stats['seconds'].values()):.1f} s{remembered}"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
@@ -218,9 +218,9 @@ def nothing_fused_line(stats: dict[str, Any]) -> str:
     """A line for models without a fused site: the reason if known, and the consequence for calls."""
     why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
     if given_back(stats):
-        return f"Nothing was fused, the original is returned{why}."
+        return f"Nothing was fused, so the original is returned{why}."
     if stats.get("replays_unfused"):
-        return f"Nothing was fused, calls are replayed from CUDA graphs{why}."
+        return f"Nothing was fused, but calls are replayed from CUDA graphs{why}."
     return f"Nothing was fused in calls like the example{why}."
 
 

@@ -91,7 +91,7 @@ def assert_given_back(name, model, fused):
     info = fused.kfconvert_info()
     assert info["given_back"] and info["given_back"] == info["nothing_fused"] and info["speedup_achieved"] is None
     assert info["guard"] == {"hits": 0, "misses": {}} and not info["parts"] and not info["switched_off"]
-    assert "Nothing was fused, the original is returned: " in " ".join(str(info).split())
+    assert "Nothing was fused, so the original is returned: " in " ".join(str(info).split())
     fused.kfconvert_refresh()
 
 

@@ -70,7 +70,7 @@ def test_one_look_tells_it_all():
     text = Page(page(checked(made.statistics()), "tiny-bert", "random")).text
     for fact in (
         "tiny-bert LanguageModel input_ids=int64[1, 64] a CPU float32",
-        "Speed 1.30 × faster 1.90 ms → 1.46 ms a call",
+        "Speed 1.30 × faster 1.90 ms → 1.46 ms per call",
         "Fused 10 of 14 sites, 92 % of their time",
         "Accuracy pass error 2.6e-07, original 1.8e-07",
         "Memory + 3.0 MiB 100 % of the weights",
@@ -112,7 +112,7 @@ def test_what_failed_is_said_first():
     text = Page(page(checked(made.given_back()))).text
     assert text.index("The original is returned: output.hidden has error") < text.index("Modules")
     assert "Accuracy fail" in text and "Fused 0 of 14" in text and "Speed not measured" in text
-    assert "Nothing was fused, the original is returned: none of its calls" in Page(page(made.nothing_found())).text
+    assert "Nothing was fused, so the original is returned: none of its calls" in Page(page(made.nothing_found())).text
 
 
 @each_once(attack=ATTACKS, made_by=[page, fragment])

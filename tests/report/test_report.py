@@ -109,7 +109,7 @@ def test_nothing_fused_says_what_stood_in_the_way():
     stats = made.nothing_found() | {"near_misses": [miss | {"module": f"layer{i}"} for i in range(7)]}
     stats["environment"]["dtype"] = "None"  # a model without parameters
     text = shown("net", stats | {"accuracy": made.statistics()["accuracy"]})
-    assert "Nothing was fused, the original is returned: none of its calls starts a pattern." in text
+    assert "Nothing was fused, so the original is returned: none of its calls starts a pattern." in text
     assert "linear_relu at layer0: has two users" in text and "and 2 more" in text and "layer6" not in text
     assert "a CPU 0 of 0 sites fused" in text and "None" not in text
     assert "accuracy nothing was replaced, so nothing was compared" in text and "pass" not in text
