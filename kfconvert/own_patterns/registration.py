@@ -139,8 +139,6 @@ def _call(name: str, example_inputs: Any) -> ExampleCall:
     if isinstance(example_inputs, Tensor):
         return ExampleCall((example_inputs,))
     if isinstance(example_inputs, dict):
-        if not all(isinstance(key, str) for key in example_inputs):
-            raise PatternError(f"the example inputs of {name!r} have keys that are not names of arguments")
         return ExampleCall((), dict(example_inputs))
     if isinstance(example_inputs, (tuple, list)):
         return ExampleCall(tuple(example_inputs))

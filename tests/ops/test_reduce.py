@@ -16,16 +16,7 @@ OVER_DIMS = ["reduce_sum_squared", "reduce_mean_abs"]
 def laid_out(x, layout):
     if layout == "channels_last":
         return x.contiguous(memory_format=torch.channels_last)
-    if layout == "strided":
-        return x.repeat_interleave(2, -1)[..., ::2]
-    if layout == "rows of more":
-        return torch.cat((x, x), -1)[..., : x.shape[-1]]
-    if layout == "repeated":
-        return x[:, :1].expand(x.shape)
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if layout == "transposed" else x
-
-
-LAYOUTS = ["plain", "channels_last", "strided", "rows of more", "repeated", "transposed"]
+    return x.repeat_interleave(2, -1)[..., ::2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -120,7 +111,6 @@ def test_equal_results_for_any_number_of_threads():
 
 OPERATORS = torch.ops.kfconvert
 BACKWARD = OPERATORS.reduce_rows_backward.default
-OVER_DIMS = ["reduce_sum_squared", "reduce_mean_abs"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
