@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,13 @@ def is_close(expected: Any, actual: Any, tolerances: Mapping[torch.dtype, float]
     scale = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if expected.numel() else 0.0
     tolerance = share * tolerances[expected.dtype] * (scale or 1.0)
     return torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def are_close(
+    expected: Sequence[Any], actual: Sequence[Any], tolerances: Mapping[torch.dtype, float], share: float = 1.0
+) -> bool:
+    """Whether two calls have as many outputs, which differ only by rounding; see ``is_close``."""
+    return len(expected) == len(actual) and all(is_close(*pair, tolerances, share) for pair in zip(expected, actual))
 
 
 def is_same_tensor(tensor: Tensor, known: Tensor) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..accuracy import is_close, model_outputs
+from ..accuracy import are_close, model_outputs
 from ..inputs import ExampleCall, bounded_lookups
 from ..region import Region
 from ..runtime import AUTOGRAD, LAYOUT
@@ -42,14 +41,14 @@ def asked_for(
         outputs = _outputs(
             region, model, [_as_parameter(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
         )
-    if outputs is not None and not _are_close(seen.outputs, [_detached(each) for each in outputs]):
+    if outputs is not None and not are_close(seen.outputs, [_detached(each) for each in outputs], TOLERANCES):
         found.add(AUTOGRAD)
     given = [_relaid(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
     outputs = _outputs(region, model, given)
-    if outputs is None or not _are_close(seen.outputs, outputs):
+    if outputs is None or not are_close(seen.outputs, outputs, TOLERANCES):
         # A graph may do the same: it has the model's views, and operators that read the memory.
         others = _outputs(region, called_by_names(region, run), given)
-        if (outputs is None) != (others is None) or (outputs and others and not _are_close(outputs, others)):
+        if (outputs is None) != (others is None) or (outputs and others and not are_close(outputs, others, TOLERANCES)):
             found.add(LAYOUT)
     return frozenset(found)
 
@@ -69,7 +68,8 @@ def reads_layout(model: nn.Module, modules: Iterable[nn.Module], calls: Iterable
                 stack.callback(handle.remove)
             try:
                 both = expected, model_outputs(model, call.args, call.kwargs, call.method)
-                if not _are_close(*([t for t in pytree.tree_leaves(each) if isinstance(t, Tensor)] for each in both)):
+                tensors = ([t for t in pytree.tree_leaves(each) if isinstance(t, Tensor)] for each in both)
+                if not are_close(*tensors, TOLERANCES):
                     return True
             except Exception:  # such as a view of what is no longer contiguous
                 return True
@@ -78,14 +78,10 @@ def reads_layout(model: nn.Module, modules: Iterable[nn.Module], calls: Iterable
 
 def _outputs(region: Region, run: Callable[..., Any], leaves: list[Any]) -> list[Any] | None:
     try:
-        with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+        with bounded_lookups(leaves):
             return region.flat_outputs(run, leaves)[0]
     except Exception:  # the model's own code may raise anything
         return None
-
-
-def _are_close(expected: list[Any], actual: list[Any]) -> bool:
-    return len(expected) == len(actual) and all(map(partial(is_close, tolerances=TOLERANCES), expected, actual))
 
 
 def _as_parameter(leaf: Tensor) -> Tensor:

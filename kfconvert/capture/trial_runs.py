@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..accuracy import is_close, seeded
+from ..accuracy import are_close, seeded
 from ..graph import mark_orders
 from ..inputs import TreeForm, bounded_lookups, copy_of, taken_apart
 from ..modules import CHANNELS_LAST
@@ -74,7 +73,7 @@ def draws_alike(model: nn.Module, region: Region, run: Callable[[list[Any]], Any
 
     def agrees(seed: int) -> bool:
         (expected, moved), (actual, also) = (drawn(each, seed) for each in (model, called_by_names(region, run)))
-        return moved == also and all(map(partial(is_close, tolerances=TOLERANCES, share=0.01), expected, actual))
+        return moved == also and are_close(expected, actual, TOLERANCES, share=0.01)
 
     return agrees(0) and agrees(1)
 
@@ -167,7 +166,7 @@ def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
     """Record the memory layout of the outputs of ``model`` for the example ``leaves`` where the graph of ``region`` has
     another one. For a size of 1, operators may choose another layout than in the trace."""
     leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in leaves]
-    with suppress(Exception), bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+    with suppress(Exception), bounded_lookups(leaves):
         mark_orders(region.graph, region.flat_outputs(model, leaves)[0])
 
 
@@ -185,11 +184,11 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
     leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves]
     reason = "its graph and its forward compute different outputs; the code may behave differently in a trace"
     try:
-        with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+        with bounded_lookups(leaves):
             outputs, form = region.flat_outputs(called_by_names(region, run), leaves)
     except Exception as error:
         raise CaptureError(reason) from error
-    if form != seen.form or not all(map(partial(is_close, tolerances=TOLERANCES), seen.outputs, outputs)):
+    if form != seen.form or not are_close(seen.outputs, outputs, TOLERANCES):
         raise CaptureError(reason)
     given = set(map(id, seen.leaves))
     if not all(_is_of_one_kind(*each) for each in zip(seen.outputs, outputs) if id(each[0]) not in given):
@@ -305,7 +304,7 @@ def _agrees(
     model: Callable[..., Any], region: Region, run: Callable[[list[Any]], Any], leaves: list[Any], share: float = 1.0
 ) -> bool | None:
     """Whether both compute the same for ``leaves``; None where ``model`` does not support them."""
-    with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+    with bounded_lookups(leaves):
         try:
             expected, structure = region.flat_outputs(model, leaves)
         except Exception:
@@ -313,8 +312,7 @@ def _agrees(
         try:
             # For a size that the graph does not support, it may compute more than the model does.
             actual, own_structure = region.flat_outputs(called_by_names(region, run), leaves)
-            same = partial(is_close, tolerances=TOLERANCES, share=share)
-            return structure == own_structure and all(map(same, expected, actual))
+            return structure == own_structure and are_close(expected, actual, TOLERANCES, share)
         except Exception:
             return False
 

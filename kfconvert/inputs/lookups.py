@@ -38,9 +38,10 @@ class BoundedLookups(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def bounded_lookups(tensors: Iterable[Tensor]) -> AbstractContextManager[Any]:
-    """Returns ``BoundedLookups`` if one of ``tensors`` is not on the CPU, which checks bounds itself."""
-    return BoundedLookups() if any(tensor.device.type != "cpu" for tensor in tensors) else nullcontext()
+def bounded_lookups(leaves: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Returns ``BoundedLookups`` if a tensor among ``leaves`` is not on the CPU, which checks bounds itself."""
+    on_device = any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves)
+    return BoundedLookups() if on_device else nullcontext()
 
 
 def _indexed(table: Tensor, indices: list[Tensor | None]) -> Iterable[tuple[Tensor, int]]:

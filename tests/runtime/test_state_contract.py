@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kfconvert import ModelConverter
+from kfconvert.runtime import guarded_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.randn(3, 8)
@@ -119,6 +120,20 @@ def test_other_state_is_fixed_until_a_refresh(what, fused_once, monkeypatch):
     before = hits(fused)
     torch.testing.assert_close(called(fused), called(model))
     assert hits(fused) == before and "kfconvert_refresh" in str(fused.kfconvert_info()["guard"]["misses"])
+
+
+def test_a_refresh_drops_a_program_that_raises(fused_once, monkeypatch):
+    """An error of the program only; calls ran the original forward for it, each after a vain run of the program."""
+    model, fused = made(), copy.deepcopy(fused_once)
+
+    def failing(*inputs):
+        raise RuntimeError("no kernel")
+
+    program = guarded_forward(fused).variants[0].program
+    monkeypatch.setattr(program, "code", failing)
+    fused.kfconvert_refresh()
+    torch.testing.assert_close(called(fused), called(model))
+    assert "kfconvert_refresh found an error of the program" in str(fused.kfconvert_info()["guard"]["misses"])
 
 
 class Spectrum(nn.Sequential):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...accuracy import is_close
+from ...accuracy import are_close
 from ...inputs import build
+from ..recording.program_errors import Fallback
 from ..recording.variant import Variant
 from .original_forwards import originals
 
@@ -17,21 +17,27 @@ from .original_forwards import originals
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
 
-def differs(variant: Variant, model: nn.Module) -> bool:
-    """Whether the program of ``variant`` and the original forward of ``model`` compute different outputs for random
-    inputs of the example's shapes; False where it draws random numbers, writes to its inputs or takes a cache."""
+@torch.no_grad()
+def difference(variant: Variant, model: nn.Module) -> str | None:
+    """The difference between the program of ``variant`` and the original forward of ``model``, for random inputs of
+    the example's shapes: other outputs, or an error of the program only. None where there is none, and where it draws
+    random numbers, writes to its inputs or takes a cache."""
     region = variant.region
     if region.example is None or region.is_random or region.has_effects or region.has_caches or region.communicates:
-        return False
+        return None
     device = next((tensor.device for tensor in region.guard.tensors), torch.device("cpu"))
     given: list[Any] = [region.call.leaves((), build(region.example, device)) for _ in range(2)]
-    if variant.refusal(given[0]) is not None:
-        return False
-    with torch.no_grad():
-        try:
-            with originals():
-                expected, _ = region.flat_outputs(model, given[0])
-        except Exception:  # the model's code may reject random inputs
-            return False
+    try:
+        if variant.refusal(given[0]) is not None:
+            return None
+        with originals():
+            expected, _ = region.flat_outputs(model, given[0])
+    except Exception:  # calls do not run the program, or the model's code rejects random inputs
+        return None
+    try:
         actual = variant.program.run(given[1])
-    return not all(map(partial(is_close, tolerances=_TOLERANCES), expected, actual))
+    except Fallback:  # calls run the original forward, for this reason
+        return None
+    except Exception as error:
+        return f"an error of the program: {type(error).__name__}"
+    return None if are_close(expected, actual, _TOLERANCES) else "outputs that differ from the original's"

@@ -22,7 +22,7 @@ from ..state.code_state import Codes
 from ..state.model_state import ModelState
 from ..state.references import OfConversion
 from ..state.weak_module import WeakModule
-from .comparison import differs
+from .comparison import difference
 from .compilers import traced, traced_here
 from .freezing import Frozen, Sample
 from .gradient_calls import GradientCall
@@ -39,8 +39,6 @@ OTHER_REASONS = "other reasons"
 IN_TRAINING = "the model is in train mode"
 # The reason for a miss of a call form without a program, because it has no fusions.
 NOTHING_FUSED = "nothing is fused in calls with these arguments"
-# The reason for a miss after ``Ledger.refresh`` has dropped the program.
-DROPPED = "kfconvert_refresh found outputs that differ from the original's; convert it again"
 # Misses for these reasons cause no warning.
 _EXPECTED = (IN_TRAINING, NOTHING_FUSED)
 # A part is switched off once its guard has refused so many calls for their arguments, and more calls than it served.
@@ -274,14 +272,16 @@ class GuardedForward:
         self.stale = False
 
     def drop_differing(self) -> None:
-        """Drop the variants whose programs compute different outputs than the original forward."""
+        """Drop the variants whose programs compute other outputs than the original forward, or raise an error."""
         if self.state is None or self.model.training or self.state_refusal() is not None:
             return
-        for variant in [each for each in self.variants if differs(each, self.model)]:
-            self.variants.remove(variant)
-            self._unserved.append((variant.region.call, DROPPED))
-            self._by_spelling.clear()
-            self._last = None
+        for variant in list(self.variants):
+            found = difference(variant, self.model)
+            if found is not None:
+                self.variants.remove(variant)
+                self._unserved.append((variant.region.call, f"kfconvert_refresh found {found}; convert it again"))
+                self._by_spelling.clear()
+                self._last = None
 
     def begin(self, check_weights: int) -> None:
         """See ``Ledger.begin``."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from ...accuracy import is_close
+from ...accuracy import are_close
 from ...process import switched_off
 from .driver_graph import has_driver
 from .program import Plans, Program
@@ -215,8 +215,7 @@ class CudaGraphs:
             pool = self._pools[device] = Pool(device)
         try:
             recording = Recording(partial(program.computed, plans), leaves, program.read_by_code(), pool, static)
-            is_alike = partial(is_close, tolerances=_TOLERANCES)
-            if not all(map(is_alike, outputs, recording.replay(leaves))):
+            if not are_close(outputs, recording.replay(leaves), _TOLERANCES):
                 raise Unrecordable("a replay's outputs differ from the recorded call's")
         except Unrecordable as reason:
             calls.refused.add(key)
