@@ -119,11 +119,9 @@ def _unexportable(variant: Variant) -> str | None:
         return "it takes or returns a key-value cache"
     if region.has_effects:
         return "it writes to its arguments, or asserts conditions on their values"
-    if region.asked:
-        return f"its outputs depend on {' and on '.join(sorted(region.asked))} of tensors"
     if region.communicates or region.shards:
         return "it reads shards of distributed parameters, or waits for other ranks"
-    if any(fact is not True for _, _, fact in variant.strides):
+    if any(strides is not True for strides in variant.strides):
         return "the graph requires the strides of an argument of the example, which is not contiguous"
     return None
 

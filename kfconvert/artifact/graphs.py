@@ -17,7 +17,7 @@ from ..capture import Capture, recaptured, unfit_tensor
 from ..conversion import first_line
 from ..inputs import CallForm, ClassName, Unstorable, build, class_name
 from ..region import Region, made_region, stored_graph
-from ..runtime import Codes, NoEvidence, configurations, evidence_of, guarded_forward
+from ..runtime import NoEvidence, configurations, evidence_of, guarded_forward
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ def stored_graphs(
     if not every:
         return None
     # A call built from the record has other values of these properties.
-    if any(region.asked or region.is_read_by_layout for region, _ in every) or not _is_as_converted(model):
+    if any(region.has_fixed_layouts for region, _ in every) or not _is_as_converted(model):
         return None
     classes = _classes(model)
     stored = {id(region): _stored(model, torch.device(device), region, paths, classes) for region, paths in every}
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
     try:
-        evidence = _evidence(model, usable, None)
+        evidence = _evidence(model, usable)
     except NoEvidence as reason:
         _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
         return None
@@ -92,7 +92,7 @@ def _region(
     return arguments, made_region(stored["graph"], form, stored["example"], classes)
 
 
-def _evidence(model: nn.Module, places: Iterable[Places], codes: Codes | None) -> str:
+def _evidence(model: nn.Module, places: Iterable[Places]) -> str:
     """Returns the digest of everything that traces of these regions depend on. Raises NoEvidence."""
     reads = frozenset(read for region, _ in places for read in region.reads)
     slots = {
@@ -101,7 +101,7 @@ def _evidence(model: nn.Module, places: Iterable[Places], codes: Codes | None) -
         for path in paths
         for inner, name in region.slots.values()
     }
-    return evidence_of(model, reads, slots, codes)
+    return evidence_of(model, reads, slots)
 
 
 def _is_as_converted(model: nn.Module) -> bool:
@@ -132,8 +132,6 @@ class Graphs:
         self.calls: list[tuple[dict[str, Any], Capture] | None] = []
         self.parts: list[tuple[dict[str, Any], Capture] | None] = []
         self.generation: list[tuple[dict[str, Any], Capture]] | None = None
-        # The code of the model at the time of the comparison.
-        self.codes = Codes()
         if stored is None:
             return
         try:
@@ -160,7 +158,7 @@ class Graphs:
 
         calls, parts = list(map(made, stored["calls"])), list(map(made, stored["parts"]))
         generation = None if stored["generation"] is None else list(map(made, stored["generation"]))
-        if _evidence(model, places, self.codes) != stored["evidence"]:
+        if _evidence(model, places) != stored["evidence"]:
             raise Unstorable("the model, its code or the libraries changed after it was saved")
         self.calls, self.parts, self.generation = calls, parts, generation
 

@@ -89,7 +89,7 @@ def replay(
         cuda_graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
         unfused = cuda_graphs.enabled and statistics.get("replays_unfused", True)
         variants = programs(captures, stages, unfused)
-        ledger = replace(model, variants, cuda_graphs, known.codes if whole else None)
+        ledger = replace(model, variants, cuda_graphs)
         merge_weights(model, variants)
         restore()
     result = Result(

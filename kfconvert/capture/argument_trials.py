@@ -12,29 +12,30 @@ from torch.utils import _pytree as pytree
 
 from ..accuracy import are_close, model_outputs
 from ..inputs import ExampleCall, bounded_lookups
-from ..region import Region
-from ..runtime import AUTOGRAD, LAYOUT
+from ..region import CaptureError, Region
 from ..torch_state import is_dense, is_transformed
 from .trial_runs import TOLERANCES, Trial, called_by_names
 
 _SPARE = 3  # elements before those of a tensor
 
 
-def asked_for(
+def check_arguments(
     model: nn.Module,
     region: Region,
     run: Callable[..., Any],
     seen: Trial | None,
-) -> frozenset[str]:
-    """Return the kinds of properties of arguments on which the outputs of ``model`` depend, unlike those of ``run``,
-    the graph of ``region``.
+) -> None:
+    """Compare ``run``, the graph of ``region``, with ``model`` for arguments of other memory layouts and classes. If
+    only the outputs of ``model`` depend on the layouts, later calls must have those of the example.
 
     Args:
         seen: a call of ``model`` with plain arguments.
+
+    Raises:
+        CaptureError: only the outputs of ``model`` depend on the classes, or on gradients.
     """
-    found = set()
     if seen is None or region.is_random or region.has_effects or region.has_caches or region.communicates:
-        return frozenset()
+        return
     # No forward saves tensors for a backward, which is not called.
     saving_nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
     with torch.inference_mode(False), torch.enable_grad(), saving_nothing:
@@ -42,15 +43,14 @@ def asked_for(
             region, model, [_as_parameter(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
         )
     if outputs is not None and not are_close(seen.outputs, [_detached(each) for each in outputs], TOLERANCES):
-        found.add(AUTOGRAD)
+        raise CaptureError("its outputs depend on gradients or on the class of its arguments")
     given = [_relaid(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
     outputs = _outputs(region, model, given)
     if outputs is None or not are_close(seen.outputs, outputs, TOLERANCES):
         # A graph may do the same: it has the model's views, and operators that read the memory.
         others = _outputs(region, called_by_names(region, run), given)
         if (outputs is None) != (others is None) or (outputs and others and not are_close(outputs, others, TOLERANCES)):
-            found.add(LAYOUT)
-    return frozenset(found)
+            region.has_fixed_layouts = True
 
 
 def reads_layout(model: nn.Module, modules: Iterable[nn.Module], calls: Iterable[ExampleCall]) -> bool:
@@ -68,8 +68,8 @@ def reads_layout(model: nn.Module, modules: Iterable[nn.Module], calls: Iterable
                 stack.callback(handle.remove)
             try:
                 both = expected, model_outputs(model, call.args, call.kwargs, call.method)
-                tensors = ([t for t in pytree.tree_leaves(each) if isinstance(t, Tensor)] for each in both)
-                if not are_close(*tensors, TOLERANCES):
+                ours, theirs = ([t for t in pytree.tree_leaves(each) if isinstance(t, Tensor)] for each in both)
+                if not are_close(ours, theirs, TOLERANCES):
                     return True
             except Exception:  # such as a view of what is no longer contiguous
                 return True

@@ -20,7 +20,7 @@ from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook, remedy
-from .argument_trials import asked_for
+from .argument_trials import check_arguments
 from .deadline import Budget
 from .tracer import is_final, trace
 from .trial_runs import (
@@ -75,15 +75,13 @@ class Capture:
     def variant(self, sites: Sequence[Site]) -> Variant:
         """Return the program with the modules of ``sites``. If it equals the last one, returns that one."""
         applied = tuple((id(site), site.replacement.module.strategy) for site in sites)
-        key = self.channels_last, self.region.asked, self.region.is_read_by_layout, applied
+        key = self.channels_last, self.region.has_fixed_layouts, applied
         known, variant = self._last
         if variant is None or known != key:
             program = rewrite(self.region, sites, self.live, self.channels_last)
             channels_last = any(map(_is_channels_last, self.leaves))
             variant = Variant(self.region, program, program.memory_formats(self.leaves) if channels_last else ())
             variant.strides = program.strides(self.leaves)
-            with torch.no_grad():
-                variant.facts = variant.facts_of(self.leaves)
             self._last = key, variant
         return variant
 
@@ -276,7 +274,7 @@ def _capture(
         raise CaptureError("its random numbers do not depend on the state of the generator alone")
     check_outputs(region, run, seen)
     check_other_sizes(module, region, run, given)
-    region.asked = asked_for(module, region, run, seen)
+    check_arguments(module, region, run, seen)
     check_collectives(module, region, run, given)
     admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)

@@ -20,7 +20,7 @@ from ..inputs import TreeForm, bounded_lookups, copy_of, taken_apart
 from ..modules import CHANNELS_LAST
 from ..process import is_one_of_several, noted_collectives
 from ..region import CaptureError, Dimensions, Region, given_as
-from ..runtime import without_cache
+from ..runtime import configurations
 from ..torch_state import is_transformed
 
 # Both sides run the same operators, possibly with different algorithms. A wrong branch differs grossly.
@@ -260,10 +260,17 @@ def ignore_use_cache(model: nn.Module, region: Region, run: Callable[[list[Any]]
     With it, transformers models return a key-value cache; encoders read it too, and trainers turn it off. A few
     entries in the free sizes are enough: a cache changes the structure of the outputs.
     """
-    if "use_cache" in region.reads:
-        with without_cache(model) as changed:
-            if changed and is_faithful(model, region, run, with_few(region, leaves)):
-                region.reads -= {"use_cache"}
+    found = [vars(config) for config in configurations(model) if "use_cache" in vars(config)]
+    if "use_cache" not in region.reads or not found or any(settings["use_cache"] is not True for settings in found):
+        return
+    try:
+        for settings in found:
+            settings["use_cache"] = False
+        if is_faithful(model, region, run, with_few(region, leaves)):
+            region.reads -= {"use_cache"}
+    finally:
+        for settings in found:
+            settings["use_cache"] = True
 
 
 def with_few(region: Region, leaves: list[Any]) -> list[Any]:

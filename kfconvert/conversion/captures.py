@@ -105,7 +105,7 @@ def note_layouts(model: nn.Module, parts: Sequence[Part], calls: Sequence[Exampl
     captured = [each for part in parts for each in part.captures]
     read = not calls or reads_layout(model, (each.module for each in captured), calls)
     for each in captured:
-        each.region.is_read_by_layout = read
+        each.region.has_fixed_layouts |= read
 
 
 def _entries(model: nn.Module) -> frozenset[nn.Module]:

@@ -13,7 +13,6 @@ from ..generation import install_generate
 from ..process import level_outside
 from ..region import store_graph
 from ..runtime import (
-    Codes,
     CudaGraphs,
     Ledger,
     Notices,
@@ -55,11 +54,10 @@ def replace(
     model: nn.Module,
     variants: dict[str, list[Variant]],
     graphs: CudaGraphs,
-    codes: Codes | None = None,
 ) -> Ledger:
-    """Replace forwards, and previous programs, by these programs; ``graphs`` and ``codes`` as in ``install``."""
+    """Replace forwards, and previous programs, by these programs; ``graphs`` as in ``install``."""
     uninstall(model)
-    ledger = install(model, variants, graphs, codes)
+    ledger = install(model, variants, graphs)
     ledger.generate = install_generate(model)
     ledger.notices.silent = True  # until delivery: misses in a conversion are irrelevant
     return ledger

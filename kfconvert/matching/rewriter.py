@@ -57,7 +57,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     _restore_layout(graph, output, region, copies, sites, anew, written)
     behind = _readers_behind(region.graph, sites, as_fused, written)
     _keep_layout_of_arguments(graph, channels_last, copies, as_fused, behind)
-    laid_out = _laid_out_inputs(region, bool(sites), behind, settled)
+    laid_out = _laid_out_inputs(region, behind, settled)
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
@@ -67,7 +67,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     graph.lint()
     images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
     made = fx.GraphModule(root, graph).eval()
-    return Program(live.model, made, fused, weights, synced, images, laid_out, live.shards())
+    return Program(live.model, made, fused, weights, synced, images, laid_out, live.shards(), _unread(region, live))
 
 
 # Global names in generated code. Arguments of the model may have the same names.
@@ -273,16 +273,28 @@ def _lay_out_value(graph: fx.Graph, value: fx.Node, readers: set[fx.Node] | None
         value.replace_all_uses_with(restored, readers.__contains__)
 
 
-def _laid_out_inputs(region: Region, has_sites: bool, behind: set[fx.Node], settled: set[fx.Node]) -> tuple[int, ...]:
+def _laid_out_inputs(region: Region, behind: set[fx.Node], settled: set[fx.Node]) -> tuple[int, ...]:
     """Returns the flat inputs that must have the example's layout: those that views depend on, which may raise for
     others, and those that fused modules separate from a layout-dependent operator ``behind`` them."""
     found = {node for node in region.graph.nodes if is_laid_out(node)}
-    if has_sites and region.is_read_by_layout:
+    if region.has_fixed_layouts:
         found.update(node for node in region.graph.nodes if isinstance(node.meta.get("val"), Tensor))
     for node in behind:
         found.update(each for each in unsettled(node, settled) if each.op == "placeholder")
     names = {node.name for node in found}
     return tuple(index for index, name in enumerate(region.inputs) if name in names)
+
+
+def _unread(region: Region, live: LiveTensors) -> list[Place]:
+    """Returns the places of tensors with which the graph does not compute, but whose properties, such as the shape, the
+    code may read."""
+    found = []
+    for node in region.graph.nodes:
+        if node.name in region.slots and not node.users:
+            path, name = region.slots[node.name]
+            if (type(live.model.get_submodule(path)), name) in region.reads:
+                found.append(live.store(node))
+    return found
 
 
 def _laid_out(graph: fx.Graph, value: fx.Node, order: list[int]) -> fx.Node:

@@ -26,7 +26,6 @@ _READ_FROM_GRAPH = (
     "has_effects",
     "is_random",
     "returns_inputs",
-    "unread",
 )
 
 
@@ -63,10 +62,8 @@ class Region:
     outputs: TreeForm
     example: Any = None
     reads: frozenset[Read] = frozenset()
-    # The kinds of properties of tensors on which its outputs depend, see ``tensor_facts``.
-    asked: frozenset[str] = frozenset()
-    # Whether code that uses its outputs reads their memory layout.
-    is_read_by_layout: bool = False
+    # Whether calls must have the strides of the example, because code reads those of its arguments or outputs.
+    has_fixed_layouts: bool = False
     # The autograd treatment of a call, by the parameters and arguments that require a gradient (see GuardedForward).
     differentiable: dict[bytes, Any] = field(default_factory=dict)
     # The default device during the trace, if new tensors may be on it; else None.
@@ -124,13 +121,6 @@ class Region:
         """Whether a call of the graph has side effects: writes to its inputs, or assertions on their values."""
         graphs = [module.graph for module in self.root.modules() if isinstance(module, fx.GraphModule)]
         return any(map(_acts, (self.graph, *graphs)))
-
-    @cached_property
-    def unread(self) -> frozenset[tuple[str, str]]:
-        """Returns the ``slots`` that the graph does not read."""
-        return frozenset(
-            self.slots[node.name] for node in self.graph.nodes if node.name in self.slots and not node.users
-        )
 
     def release_graph(self) -> None:
         """Releases the graph after the last program is created. Its traced values refer to all weights, and its nodes

@@ -14,8 +14,7 @@ from .recording.variant import Variant
 from .state.active_modes import default_device, function_mode
 from .state.authors import is_of_author
 from .state.code import whole_walk
-from .state.code_state import Codes
-from .state.configuration import recorded_reads, without_cache
+from .state.configuration import recorded_reads
 from .state.derived import Derived, memory_of
 from .state.evidence import NoEvidence, evidence_of
 from .state.fingerprint import fingerprints
@@ -25,15 +24,11 @@ from .state.references import (
     OF_EVERY_MODULE,
     OfConversion,
     configurations,
-    is_config_dict,
     is_plain_object,
     reached,
+    settings_of,
     slotted,
     without_conversion,
-)
-from .state.tensor_facts import (
-    AUTOGRAD,
-    LAYOUT,
 )
 from .state.watch import MISSING, ROOT, Entry, Watch
 from .state.watched_places import OF_EXPORT

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..runtime import is_config_dict, without_conversion
+from ..runtime import settings_of, without_conversion
 
 # Attributes that do not affect the computation: device and origin, entries of a conversion, and notes of transformers
 # on loading.
@@ -75,11 +75,6 @@ def _attributes(held: Any) -> dict[str, Any]:
     return {name: v for name, v in found.items() if not (name.startswith("_") and type(v) in _MAY_BE_NONE and not v)}
 
 
-def _settings(held: dict[Any, Any]) -> dict[Any, Any]:
-    """The settings of a configuration without metadata of diffusers."""
-    return {name: value for name, value in held.items() if str(name)[:1] != "_"} if is_config_dict(held) else held
-
-
 def _is_same_dict(one: dict[Any, Any], other: dict[Any, Any], depth: int) -> bool:
     return one.keys() == other.keys() and all(_is_same(one[key], other[key], depth) for key in one)
 
@@ -110,7 +105,7 @@ def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
         inner = ("__func__",) if isinstance(value, types.MethodType) else ("func", "args", "keywords")
         return all(_is_same(getattr(value, name), getattr(other, name), depth + 1) for name in inner)
     if isinstance(value, dict):
-        return _is_same_dict(_settings(value), _settings(other), depth + 1)
+        return _is_same_dict(settings_of(value), settings_of(other), depth + 1)
     if not isinstance(getattr(value, "__dict__", None), dict):
         try:
             return bool(value == other or value != value)

@@ -58,42 +58,25 @@ def set_both(model, name, value):
 
 
 VALUES = {"scale": 2.0, "names": ["a", "b"], "unread": 1, "_version": "1"}
-BY_NAME = {
+READS = {
     "attribute": lambda c: c.scale,
-    "item": lambda c: c["scale"],
-    "get": lambda c: c.get("scale", 1.0) * c.get("absent", 1.0),
-    "in": lambda c: c["scale"] * (2.0 if "absent" in c else 1.0),
-}
-AS_A_WHOLE = {
-    "iteration": lambda c: c["scale"] * sum(1 for _ in c),
-    "items": lambda c: c["scale"] * len(list(c.items())),
+    "items": lambda c: c["scale"] * c.get("absent", len(list(c.items()))),
 }
 
 
-@pytest.mark.parametrize("read", BY_NAME.values(), ids=BY_NAME)
-def test_of_a_dict_that_is_read_by_names_only_these_count(read):
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_of_a_dict_everything_counts_but_metadata(read):
     model, fused = made(FrozenDict(VALUES), read)
-    set_both(fused, "_class_name", "Configured")  # as save_config of diffusers does
-    set_both(fused, "unread", 5)
+    set_both(fused, "_version", "2")  # as save_config of diffusers does
     assert is_served(fused)
-    fused._config = FrozenDict({**fused._config, "unread": 6, "new": 7})  # as register_to_config does
+    fused._config = FrozenDict(fused._config)  # as register_to_config does
     assert is_served(fused) and is_served(copy.deepcopy(fused))
-    for name, value in (("scale", 3.0), ("absent", 5.0)):
-        for each in (model, fused):
-            set_both(each, name, value)
-        with torch.no_grad():
-            torch.testing.assert_close(fused(X), model(X))
     for each in (model, fused):
-        each._config = FrozenDict(each._config)  # equal to what was changed
+        set_both(each, "scale", 3.0)
     with torch.no_grad():
         torch.testing.assert_close(fused(X), model(X))
-
-
-@pytest.mark.parametrize("read", AS_A_WHOLE.values(), ids=AS_A_WHOLE)
-def test_of_a_dict_that_is_read_as_a_whole_everything_counts(read):
-    model, fused = made(FrozenDict(VALUES), read)
     for each in (model, fused):
-        set_both(each, "new", 5)
+        each._config = FrozenDict({**each._config, "scale": 2.0, "absent": 5.0})
     with torch.no_grad():
         torch.testing.assert_close(fused(X), model(X))
 
@@ -131,16 +114,6 @@ def test_a_setting_that_is_read_under_another_name():
             setattr(each._config, name, value)
         with torch.no_grad():
             torch.testing.assert_close(fused(X), model(X))
-
-
-def test_an_equal_object_is_no_change_and_is_watched():
-    model, fused = made(Settings(2.0, 1, Settings(3.0, 1)), lambda c: c.scale * c.inner.scale)
-    fused._config = Settings(2.0, 5, Settings(3.0, 6))
-    assert is_served(fused)
-    for each in (model, fused):
-        each._config.inner.scale = 4.0
-    with torch.no_grad():
-        torch.testing.assert_close(fused(X), model(X))
 
 
 @pytest.mark.parametrize("other", [Settings(2.0, 1, Settings(4.0, 1)), types.SimpleNamespace(scale=5.0, inner=None)])

@@ -34,14 +34,6 @@ def catching(model, ids):
         return model.embedding(ids.clamp(max=9)) * 2
 
 
-def drawing(model, ids):
-    noise = torch.rand(ids.shape[0], 1, 16)
-    try:
-        return model.embedding(ids) + noise
-    except IndexError:
-        return torch.rand(ids.shape[0], ids.shape[1], 16) + noise
-
-
 FITTING, LARGE = torch.arange(8).reshape(2, 4), torch.tensor([[1, 12, 3, 4], [1, 2, 3, 4]])
 
 
@@ -68,7 +60,7 @@ def assert_alike(model, fused, ids):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("look", [plain, catching, drawing])
+@pytest.mark.parametrize("look", [plain, catching])
 def test_the_original_decides_where_a_program_raises(look):
     model, fused = converted(look)
     assert_alike(model, fused, FITTING)

@@ -135,7 +135,7 @@ def test_weights_that_are_computed(norm):
 
 
 COMPUTED = {
-    "weight_norm": (nn.utils.weight_norm, "torch.nn.utils.remove_weight_norm(module)"),
+    "weight_norm": (nn.utils.weight_norm, 'torch.nn.utils.remove_weight_norm(module, "weight")'),
     "pruning": (
         lambda module: prune.l1_unstructured(module, "weight", 0.5),
         'torch.nn.utils.prune.remove(module, "weight")',

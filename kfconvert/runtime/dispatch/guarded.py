@@ -19,6 +19,7 @@ from ..recording.program_errors import Fallback
 from ..recording.variant import Variant
 from ..state.active_modes import onlooker
 from ..state.code_state import Codes
+from ..state.fingerprint import may_fetch
 from ..state.model_state import ModelState
 from ..state.references import OfConversion
 from ..state.weak_module import WeakModule
@@ -80,13 +81,13 @@ class GuardedForward:
         # During unpickling the model is still empty and has no variants, so that its state does not matter.
         reads = {read for variant in variants for read in variant.region.reads}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
-        unread = {slot for variant in variants for slot in variant.region.unread}
         # None without variants; only methods that also run without variants check for None.
         self.state: ModelState = (
-            ModelState(model, reads, slots, unread, codes) if variants else None  # type: ignore[assignment]
+            ModelState(model, reads, slots, codes) if variants else None  # type: ignore[assignment]
         )
         # Whether weights may have been written without a trace since plans were made.
         self.stale = False
+        self._check_weights = self._unchecked = 0
         self.frozen: Frozen | None = None
         # Of a part: whether its checks have cost more than they saved, see ``MOST_MISFITS``.
         self.is_off: bool = False
@@ -156,6 +157,8 @@ class GuardedForward:
             return self.other_form()
         if self.frozen is not None:
             return self.frozen.refusal(self.model.training)
+        if self._check_weights:
+            self._compare_weights()
         reason = self.state.refusal()
         # Weights may have been written without a trace before or after the change of the mode.
         if self.state.announced:
@@ -163,6 +166,14 @@ class GuardedForward:
         if reason is None and self.stale:
             self.refresh()
         return reason
+
+    def _compare_weights(self) -> None:
+        """In every ``check_weights``-th call, compare the contents of tensors with their last record."""
+        self._unchecked += 1
+        if self._unchecked >= self._check_weights and may_fetch():
+            self._unchecked, self.state.closely = 0, True
+            for variant in self.variants:
+                variant.program.drop_overwritten()
 
     def candidates(self, spelling: tuple) -> list[Variant]:
         """Return the variants for calls with so many positional arguments and these keywords, longest first; shorter
@@ -286,10 +297,10 @@ class GuardedForward:
     def begin(self, check_weights: int) -> None:
         """See ``Ledger.begin``."""
         if self.state is not None:
-            self.state.begin(check_weights)
+            self.state.begin()
         for variant in self.variants:
-            variant.program.check_weights(check_weights)
-        self.stale = False
+            variant.program.record_contents(check_weights > 0)
+        self._check_weights, self._unchecked, self.stale = check_weights, 0, False
 
     def reset_counters(self) -> None:
         self.hits = self._misfits = 0
@@ -321,17 +332,15 @@ def install(
     model: nn.Module,
     variants: dict[str, list[Variant]],
     graphs: CudaGraphs | None = None,
-    codes: Codes | None = None,
 ) -> Ledger:
     """Install the guarded forwards of the submodules named in ``variants`` ("" is the model itself) that have a variant
     in use, and ``kfconvert_info()`` and ``kfconvert_refresh()`` on the model. Nothing else changes.
 
     Args:
         graphs: decides which calls are recorded; none are by default.
-        codes: the code behind the model as far as it is known, in the state in which the programs were validated.
     """
     notices, graphs = Notices(type(model).__name__), graphs or CudaGraphs(type(model).__name__)
-    ledger, codes = Ledger({}, notices, graphs), codes or Codes()
+    ledger, codes = Ledger({}, notices, graphs), Codes()
     # Inner modules first: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         if not any(variant.serves for variant in variants[path]):

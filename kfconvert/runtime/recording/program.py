@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -13,9 +12,8 @@ from torch import Tensor, fx, nn, strided
 
 from ...process import libraries, shard_of, switched_off
 from ...region import Place
-from ..state.derived import Derived, Unchanged, finish, is_captured, memory_of
-from ..state.fingerprint import may_fetch
-from ..state.tensor_facts import memory_format_of, strides_of
+from ..state.derived import Derived, Unchanged, finish, is_captured
+from ..state.memory_layouts import memory_format_of, strides_of
 from ..state.watch import ROOT, Entry, Watch, flat_places, gather
 from ..state.watched_places import OF_EXPORT
 from ..state.weak_module import WeakModule
@@ -50,6 +48,7 @@ class Program:
         laid_out: the flat inputs that must have the memory layout of the example: for some other layouts the original
             fails or reads other elements, and fused modules do not.
         shards: pairs (place of a distributed parameter in the model, place of its shard) to assign before a run.
+        unread: places of tensors with which the program does not compute, and whose shape, dtype or device matter.
     """
 
     def __init__(
@@ -62,6 +61,7 @@ class Program:
         images: tuple[int, ...],
         laid_out: tuple[int, ...] = (),
         shards: Sequence[tuple[Place, Place]] = (),
+        unread: Sequence[Place] = (),
     ):
         self.fused, self._images, self.laid_out = fused, images, laid_out
         self.modules: dict[str, Any] = dict(module._modules)
@@ -75,7 +75,7 @@ class Program:
         sources = _distinct(place for name in fused for place in self.modules[name].places())
         weights = [_unrooted(place, model) for place in weights]
         self._sources, self._weights = len(sources), weights
-        self._read = _distinct([*sources, *held, *weights])
+        self._read = _distinct([*sources, *held, *weights, *(_unrooted(place, model) for place in unread)])
         self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
         self._shards: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in shards]
         # The same places in the form that gather() takes; created on first use, see __getstate__.
@@ -83,9 +83,7 @@ class Program:
         self._way: Watch | None = None
         self._kinds = [self._kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
-        # Tensors that share memory with a tensor that plans depend on, itself included, with versions at planning.
-        self._sharing: list[tuple[Tensor, int]] = []
-        self._check_weights = self._unchecked = 0
+        self._are_contents_recorded = False
         self._latest: weakref.ref[Plans] | None = None
         # Of a frozen program: its plans by layout, and the tensors of its code.
         self._kept: Any = None
@@ -159,15 +157,20 @@ class Program:
         """The memory format of each image among the flat inputs."""
         return tuple([memory_format_of(leaves[index]) for index in self._images])
 
-    def strides(self, leaves: list[Any]) -> list[tuple[int, tuple[int, ...], Any]]:
-        """For each flat input with a fixed memory layout: its index, and the values that ``has_strides`` compares."""
-        return [(index, leaves[index].stride(), strides_of(leaves[index])) for index in self.laid_out]
+    def strides(self, leaves: list[Any]) -> list[Any]:
+        """The strides of each flat input with a fixed memory layout, as ``strides_of`` returns them."""
+        return [strides_of(leaves[index]) for index in self.laid_out]
 
-    def check_weights(self, runs: int) -> None:
-        """After every ``runs`` runs, compare the tensors that plans depend on with their contents; 0: never."""
-        self._check_weights, self._unchecked = runs, 0
-        if runs:
+    def record_contents(self, wanted: bool) -> None:
+        """Whether to record the contents of the tensors that plans depend on, for ``drop_overwritten``."""
+        self._are_contents_recorded = wanted
+        if wanted:
             self._derived.note()
+
+    def drop_overwritten(self) -> None:
+        """Drop all plans if a tensor was written without a trace since its content was recorded."""
+        if self._derived.overwritten():
+            self.clear()
 
     def clear(self) -> None:
         """Drop all plans and everything that the fused modules derived from their weights."""
@@ -202,46 +205,19 @@ class Program:
         if (kept := self._kept) is not None:
             return dict(kept) if is_captured(kept.device) else kept
         tensors = self._tensors()
-        if any(tensor._version != version for tensor, version in self._sharing):
-            self.clear()
-        derived = self._values(tensors)
-        if not derived:
-            self._sharing = self._in_memory_of(tensors[: self._sources])
-        elif self._check_weights and self._written_unseen():
-            self.clear()
-            derived = self._values(tensors)
-        return derived
-
-    def _values(self, tensors: list[Tensor | None]) -> dict[Any, Plans]:
-        # A number that was assigned to an attribute has no device, and a sparse tensor no address.
+        # A write to a distributed parameter leaves no trace in its shard.
+        distributed = self._distributed() if self._shards else []
         return self._derived.values(
-            tensors,
-            versioned=self._sources,
-            fingerprinted=self._check_weights > 0,
-            admit=self._require_kinds,
+            [*distributed, *tensors] if distributed else tensors,
+            versioned=len(distributed) + self._sources,
+            fingerprinted=self._are_contents_recorded,
+            # A number that was assigned to an attribute has no device, and a sparse tensor no address.
+            admit=lambda _: self._require_kinds(tensors),
         )
-
-    def _in_memory_of(self, tensors: list[Tensor | None]) -> list[tuple[Tensor, int]]:
-        """Return ``tensors`` that share memory with other tensors of the model, and those other tensors, with their
-        versions. A write through one may leave no trace in another: after ``b.weight.data = a.weight.data`` each has
-        its own version counter, as do a distributed parameter and its shard."""
-        model = self._root()
-        found = {id(t): t for t in (*tensors, *model.parameters(), *model.buffers()) if t is not None}
-        users = Counter(map(memory_of, found.values()))
-        read = {memory_of(tensor) for tensor in tensors if tensor is not None}
-        shared = {memory for memory in read if users[memory] > 1}
-        return [(t, t._version) for t in found.values() if not t.is_inference() and memory_of(t) in shared]
 
     def _distributed(self) -> list[Tensor]:
         """The distributed parameters whose shards the program reads."""
         return gather(self._places()[3], vars(self._root()))
-
-    def _written_unseen(self) -> bool:
-        self._unchecked += 1
-        if self._unchecked < self._check_weights or not may_fetch():
-            return False
-        self._unchecked = 0
-        return self._derived.overwritten()
 
     def _tensors(self) -> list[Tensor | None]:
         """All tensors that the program reads, beginning with the sources of plans."""
@@ -285,24 +261,20 @@ class Program:
             if kind == known:
                 continue
             self._derived.clear()  # so that the next run checks again
-            if kind is None or known is None:
-                change = "removed" if kind is None else "added"
-                raise UnfitTensors(f"the tensor {name} was {change} after the conversion")
-            if isinstance(tensor, Tensor) and kind[:2] != known[:2]:
+            if isinstance(tensor, Tensor) and known is not None and kind[:2] != known[:2]:
                 raise UnfitTensors(f"the model was moved to {kind[0]} on {kind[1]}; convert it again")
-            if isinstance(tensor, Tensor) and kind[2] != known[2]:
-                sizes = f"{list(kind[2])} instead of {list(known[2])}"
-                raise UnfitTensors(f"the sizes of the tensor {name} changed after the conversion: {sizes}")
-            if kind[:5] == known[:5]:
-                raise UnfitTensors(f"the memory layout of the tensor {name} changed after the conversion")
-            raise UnfitTensors(f"the tensor {name} was replaced by a {type(tensor).__name__}")
+            change = "was removed, or replaced by one of another class, shape or memory layout"
+            raise UnfitTensors(f"the tensor {name} {change} after the conversion")
 
-    def _kind(self, tensor: Any) -> tuple[Any, ...] | None:
-        kind = _kind(tensor)
+    def _kind(self, tensor: Any) -> Any:
+        """The properties of a tensor that the program relies on. Plain classes count as one."""
+        if not isinstance(tensor, Tensor):
+            return None if tensor is None else type(tensor)
+        plain = None if type(tensor) in _PLAIN else type(tensor)
         # Like images, the weights of convolutions determine the memory format of the outputs.
-        if self.laid_out and isinstance(tensor, Tensor) and tensor.layout is strided and tensor.dim() >= 4:
-            return *(kind or ()), strides_of(tensor)
-        return kind
+        is_image = self.laid_out and tensor.layout is strided and tensor.dim() >= 4
+        strides = strides_of(tensor) if is_image else None
+        return tensor.dtype, tensor.device, tensor.shape, tensor.layout, plain, strides
 
     def _unplanned(self) -> Plans:
         """Return plans that are created at their first call, from that call's inputs."""
@@ -333,28 +305,6 @@ def _way_to(stores: list[Any], root: nn.Module) -> Iterator[Entry]:
 def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:
     """The distinct places: modules that share a tensor, and sites that share a module, list a place repeatedly."""
     return list({(id(store), key): (store, key) for store, key in places}.values())
-
-
-def _kind(tensor: Any) -> tuple[Any, ...] | None:
-    """The properties of a tensor that a program relies on: dtype, device, shape, layout and class. Plain classes count
-    as one."""
-    if tensor is None:
-        return None
-    if not isinstance(tensor, Tensor):
-        return type(tensor), None, ()
-    plain = None if type(tensor) in _PLAIN else type(tensor)
-    return tensor.dtype, tensor.device, tensor.shape, tensor.layout, plain
-
-
-def has_strides(leaves: list[Any], strides: list[tuple[int, tuple[int, ...], Any]]) -> bool:
-    """Whether the flat inputs are laid out like the inputs of ``Program.strides``; free sizes may differ."""
-    for index, known, expected in strides:
-        leaf = leaves[index]
-        if leaf.stride() == known or (expected is True and leaf.dim() < 4 and leaf.is_contiguous()):
-            continue
-        if strides_of(leaf) != expected:
-            return False
-    return True
 
 
 def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:

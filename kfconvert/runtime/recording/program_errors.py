@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...region import Region
-from ..state.random_generators import States, put_states_back
 
 # What operators raise. Other errors come from outside of the program, such as the handler of a signal for a timeout.
 _OF_OPERATORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError)
@@ -17,19 +16,14 @@ class UnfitTensors(Fallback):
     """A tensor of the model does not have the properties that a program was made for; the message names them."""
 
 
-def leave_to_original(error: Exception, region: Region, drawn: States | None) -> None:
+def leave_to_original(error: Exception, region: Region) -> None:
     """Raises Fallback where an operator in the program of ``region`` has raised ``error`` and the call can be undone:
-    the original forward may catch the error, or report it differently.
-
-    ``drawn``: the states of the random generators before the call.
-    """
+    the original forward may catch the error, or report it differently."""
     if isinstance(error, Fallback):
         return
     # A step on a static cache may have written part of it, a batch norm its statistics.
     if region.takes_static_cache or region.counts_statistics or not isinstance(error, _OF_OPERATORS):
         return
-    if drawn is not None:
-        put_states_back(drawn)
     text = str(error)
     # An assertion in the graph about data-dependent sizes.
     if isinstance(error, RuntimeError) and "Runtime assertion failed" in text:

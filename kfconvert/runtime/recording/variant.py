@@ -10,10 +10,8 @@ from torch.utils import _pytree as pytree
 
 from ...region import Region
 from ..state.active_modes import default_device
-from ..state.random_generators import random_states
-from ..state.tensor_facts import facts
 from .cuda_graphs import Ahead, CudaGraphs
-from .program import Program, has_strides
+from .program import Program
 from .program_errors import leave_to_original
 
 
@@ -28,16 +26,9 @@ class Variant:
     memory_formats: tuple[bool | str, ...] = ()
     # The strides of flat inputs whose memory layout is fixed, see ``Program.strides``.
     strides: list[Any] = field(default_factory=list)
-    # The properties on which the model's outputs depend, for the example's tensors and the weights.
-    facts: list[Any] = field(default_factory=list)
     # Whether calls of this form run the program. They run the original forward where nothing is fused and no recording
     # makes the program faster.
     serves: bool = True
-
-    def facts_of(self, leaves: list[Any]) -> list[Any]:
-        """Return the properties of tensors on which the model's outputs depend. Raises UnfitTensors where a
-        tensor was removed."""
-        return facts(self.region.asked, (*leaves, *self.program.tensors())) if self.region.asked else []
 
     def refusal(self, leaves: list[Any] | None) -> str | None:
         if leaves is None:
@@ -47,11 +38,8 @@ class Variant:
             return f"the default device is {default_device()}; at conversion it was {self.region.default_device}"
         if refusal is None and self.memory_formats and self.program.memory_formats(leaves) != self.memory_formats:
             return "the memory format of an image differs from the example's, which was channels-last"
-        if refusal is None and self.strides and not has_strides(leaves, self.strides):
+        if refusal is None and self.strides and self.program.strides(leaves) != self.strides:
             return "argument strides differ from the example's, and the model's code depends on strides"
-        if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
-            kinds = " and on ".join(sorted(self.region.asked))
-            return f"the outputs depend on {kinds} of tensors, which differ from the example's"
         return refusal
 
     @property
@@ -85,11 +73,10 @@ class Variant:
     ) -> tuple[Any, ...]:
         """Return the flat outputs, from a recording of ``graphs`` where there is one. Raises Fallback where the
         original forward must run."""
-        drawn = random_states(self.program.tensors()) if self.region.is_random else None
         try:
             if graphs is None or not self.is_recorded:
                 return self.program.run(leaves)
             return graphs.run(self.program, leaves, is_part, ahead)
         except Exception as error:
-            leave_to_original(error, self.region, drawn)
+            leave_to_original(error, self.region)
             raise

@@ -8,6 +8,7 @@ dicts, are fixed at conversion, see ``docs/guide/limits.md``.
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import gc
 import types
@@ -20,7 +21,6 @@ from ...region import Read
 from .authors import is_of_author
 from .configuration import names_by_class
 from .contents import Found
-from .names_in_code import names_in
 from .random_generators import GENERATORS
 from .references import Holdings
 from .watch import CODE, MISSING
@@ -89,15 +89,6 @@ class CodeWalk:
     def functions(self) -> list[types.FunctionType]:
         return list(self._functions.values())
 
-    def codes(self) -> list[types.CodeType]:
-        """The code of all functions in the walk, including nested functions."""
-        pending = list({id(each.__code__): each.__code__ for each in self._functions.values()}.values())
-        found = []
-        while pending:
-            found.append(pending.pop())
-            pending += [each for each in found[-1].co_consts if isinstance(each, types.CodeType)]
-        return found
-
     def _methods(self, owner: type, names: set[str]) -> None:
         """Methods called ``names`` of a class and of its bases. A method that is assigned to a class later takes
         precedence over the methods of its bases."""
@@ -125,7 +116,7 @@ class CodeWalk:
 
     def _function(self, function: types.FunctionType) -> None:
         self._found[id(function), CODE] = ((function, CODE, function.__code__), _reason(function.__qualname__))
-        looked_up, names = names_in(function.__code__)
+        looked_up, names = _names_in(function.__code__)
         self._names |= names
         if "__class__" in function.__code__.co_freevars:
             self._inherited |= names
@@ -152,6 +143,19 @@ class CodeWalk:
 
     def _note(self, store: dict[str, Any], key: str, name: str) -> None:
         self._found.setdefault((id(store), key), ((store, key, store.get(key, MISSING)), _reason(f"{name}.{key}")))
+
+
+@functools.lru_cache(4096)
+def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the globals that ``code`` and its nested functions look up, and these with the names of
+    attributes."""
+    nested = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    instructions = dis.get_instructions(code)
+    looked_up = frozenset(each.argval for each in instructions if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return (
+        looked_up.union(*(names for names, _ in nested)),
+        frozenset(code.co_names).union(*(names for _, names in nested)),
+    )
 
 
 def _reason(name: str) -> str:

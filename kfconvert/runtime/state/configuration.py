@@ -9,36 +9,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy
 from torch.nn.modules.dropout import _DropoutNd
 
-from ...inputs import is_equal
 from ...process import ThisThread, method_over
 from ...region import Read
-from .authors import is_of_author
-from .config_dicts import recorded_entries
-from .fingerprint import may_fetch
-from .references import (
-    OF_CONVERSION,
-    OF_EVERY_MODULE,
-    Holdings,
-    configurations,
-    is_config_dict,
-    is_plain_object,
-    slotted,
-)
-from .watch import MISSING
-
-# The maximum depth at which nested configurations are compared.
-_DEPTH = 20
+from .references import Holdings, configurations
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
-# A module's attribute with one of these names takes precedence.
-_METHODS = frozenset(name for name in _OF_EVERY_MODULE - OF_EVERY_MODULE - OF_CONVERSION if not name.startswith("__"))
-# The attributes of every module besides its mode and the module tree, such as its hooks.
-HELD_BY_ALL = OF_EVERY_MODULE - {"training", "_parameters", "_buffers", "_modules"}
-
 # Names that return all parameters or buffers, including later additions.
 WHOLE = frozenset(
     ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict")
@@ -59,7 +38,6 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
     """Context manager that collects reads from the modules of ``model`` and from the objects that they hold."""
     reads: set[Read] = set()
     held = Holdings(model)
-    kinds = set(map(type, held.config_dicts))
     by_class = grouped_by_class([*dict.fromkeys(model.modules()), *held.configurations])
     with ExitStack() as stack:
         for own, holders in by_class.items():
@@ -68,8 +46,6 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
             except Exception:  # the class accepts no method: assume that everything is read
                 reads.add((own, "__dict__"))
                 reads.update(() if issubclass(own, nn.Module) else [name for each in holders for name in vars(each)])
-        for own in kinds:
-            stack.enter_context(recorded_entries(own, reads))
         yield reads
     reads |= implied(reads, model)
 
@@ -94,48 +70,6 @@ def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
         if isinstance(aliases, dict):
             found.update([aliases[name] for name in reads if name in aliases])
     return found
-
-
-def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) -> bool:
-    """Whether a forward with ``reads`` finds equal values in both: the values are equal, or both are configurations of
-    one class with equal settings among ``reads``."""
-    if is_equal(value, other):
-        return True
-    kind = type(value)
-    if kind is not type(other) or depth > _DEPTH:
-        return False
-    if kind is Tensor:
-        kinds = [(each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in (value, other)]
-        return kinds[0] == kinds[1] and may_fetch() and torch.equal(value, other)
-    if kind is dict:  # a table that ``eval()`` cleared and a call refilled
-        return list(value) == list(other) and all(is_alike(value[key], other[key], reads, depth + 1) for key in value)
-    if not is_of_author(kind.__module__) or slotted(value):
-        return False
-    if not (is_plain_object(value) or is_config_dict(value)) or {"__dict__", (kind, "__dict__")} & set(reads):
-        return False
-    held = [(vars(value), vars(other)), *([(value, other)] if isinstance(value, dict) else [])]
-    names = [read for read in reads if isinstance(read, str)]
-    return all(
-        is_alike(dict.get(ours, name, MISSING), dict.get(theirs, name, MISSING), reads, depth + 1)
-        for ours, theirs in held
-        for name in names
-    )
-
-
-@contextmanager
-def without_cache(model: nn.Module) -> Iterator[bool]:
-    """Context manager under which the setting ``use_cache`` of ``model`` is off; False if it was off already."""
-    found = [vars(config) for config in configurations(model) if "use_cache" in vars(config)]
-    if not found or any(settings["use_cache"] is not True for settings in found):
-        yield False
-        return
-    try:
-        for settings in found:
-            settings["use_cache"] = False
-        yield True
-    finally:
-        for settings in found:
-            settings["use_cache"] = True
 
 
 @contextmanager
@@ -171,10 +105,9 @@ def _is_of(kind: type, own: type) -> bool:
 
 
 def _is_read_of_module(name: str, idle: str | None) -> bool:
-    """Whether reading the attribute ``name`` of a module, two frames up, makes its forward depend on it. Attributes of
-    every module, and names that return all attributes, parameters or buffers, do not count where torch or this package
-    reads them."""
-    if name == "__dict__" or name in WHOLE or name in _METHODS or name in HELD_BY_ALL:
+    """Whether reading the attribute ``name`` of a module, two frames up, makes its forward depend on it. Names that
+    return all attributes, parameters or buffers do not count where torch or this package reads them."""
+    if name == "__dict__" or name in WHOLE:
         return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
     if idle is not None and sys._getframe(2).f_globals.get("__name__") == idle:
         return False

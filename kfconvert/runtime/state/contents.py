@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...inputs import is_equal
-from ...region import Read
 from .derived import Derived
-from .fingerprint import fingerprints
-from .references import OF_CONVERSION, OF_EVERY_MODULE, is_config_dict, items
-from .watch import ITEMS, MISSING, TYPE, Entry
+from .fingerprint import fingerprints, may_fetch
+from .references import OF_CONVERSION, OF_EVERY_MODULE, is_config_dict, items, settings_of
+from .watch import ITEMS, TYPE, Entry
 
 CHANGED = "was changed after the conversion; convert it again"
 # An entry, and the reason for which a change of it matters.
@@ -56,6 +55,22 @@ def _reason(name: str) -> str:
     return f"the content of {name} {CHANGED}"
 
 
+def is_alike(value: Any, other: Any, depth: int = 0) -> bool:
+    """Whether both are equal values, tensors with equal elements, or dicts of such, as tables that ``eval()`` cleared
+    and a call filled again."""
+    if is_equal(value, other):
+        return True
+    if type(value) is not type(other) or depth > _DEPTH:
+        return False
+    if type(value) is Tensor:
+        kinds = [(each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in (value, other)]
+        return kinds[0] == kinds[1] and may_fetch() and torch.equal(value, other)
+    if type(value) is dict or is_config_dict(value):
+        ours, theirs = settings_of(value), settings_of(other)
+        return list(ours) == list(theirs) and all(is_alike(ours[key], theirs[key], depth + 1) for key in ours)
+    return False
+
+
 class Contents:
     """Collects the entries for the contents of containers, each container once, to a depth of ``_DEPTH``.
 
@@ -63,12 +78,9 @@ class Contents:
 
     Args:
         model: its modules have entries elsewhere.
-        reads: the reads of a trace: only these are watched in configurations that are dicts.
     """
 
-    def __init__(self, model: nn.Module, reads: Collection[Read]):
-        names = sorted(read for read in reads if isinstance(read, str))
-        self._names_read = None if "__dict__" in names else names
+    def __init__(self, model: nn.Module):
         self._seen: dict[int, Any] = {id(module): module for module in model.modules()}
         self.compared: list[tuple[str, Any, Any]] = []
 
@@ -86,9 +98,8 @@ class Contents:
                 self.compared.append((name, value, _Numbers(value)))
         elif isinstance(value, set):
             self.compared.append((name, value, frozenset(value)))
-        elif self._names_read is not None and isinstance(value, dict) and is_config_dict(value):
-            for key in self._names_read:
-                held = dict.get(value, key, MISSING)
+        elif is_config_dict(value):
+            for key, held in settings_of(value).items():
                 yield (value, key, held), _reason(name)
                 yield from self.of(f"{name}.{key}", held, depth + 1)
         else:

@@ -200,31 +200,20 @@ def _announce_steps() -> None:
         register_optimizer_step_post_hook(_after_step)
 
 
-# Address, version (None where there is none, or none that counts), and memory layout.
-TensorState = tuple[int, int | None, Any]
-
-
-def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: int) -> list[TensorState]:
-    """The state for ``has_state_in_python``; the version counts for the first ``versioned`` of the tensors."""
-    return [
-        (id(t), None, None)
-        if t is None
-        else (id(t), None if index >= versioned or t.is_inference() else t._version, _layout(t))
+def tensor_state_in_python(tensors: Sequence[torch.Tensor | None], versioned: int) -> tuple[int, list[Any]]:
+    """The state for ``has_state_in_python``: the identity of each tensor, what ``tensor.data = ...`` may change, and
+    the version of the first ``versioned`` of the tensors."""
+    return versioned, [
+        (id(t), t.data_ptr(), t.shape, t.stride(), t.dtype, index < versioned and not t.is_inference() and t._version)
+        if t is not None
+        else None
         for index, t in enumerate(tensors)
     ]
 
 
-def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[TensorState]) -> bool:
+def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: tuple[int, list[Any]]) -> bool:
     """Whether ``tensors`` are the tensors of ``state``, all still alive, and neither moved nor written."""
-    return len(tensors) == len(state) and all(
-        id(t) == known and (t is None or _layout(t) == layout and (version is None or t._version == version))
-        for t, (known, version, layout) in zip(tensors, state)
-    )
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The properties that ``tensor.data = ...`` may change."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor_state_in_python(tensors, state[0]) == state
 
 
 if _has_state is None:

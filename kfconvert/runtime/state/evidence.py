@@ -24,7 +24,7 @@ from ...region import Read
 from ...version import __version__
 from .active_modes import default_device, onlooker
 from .authors import is_of_project
-from .code_state import Code, Codes
+from .code_state import Code
 from .fingerprint import fingerprints
 from .hooks import global_hook, has_hooks
 from .model_state import ModelState
@@ -47,19 +47,17 @@ def evidence_of(
     model: nn.Module,
     reads: Collection[Read],
     slots: Collection[tuple[str, str]],
-    codes: Codes | None = None,
 ) -> str:
     """Return the digest for traces of ``model`` and its submodules. A conversion of the model does not change it.
 
     Args:
         reads: the reads of these traces.
         slots: path and name of each tensor that their programs read again in every call.
-        codes: stores the code behind the model, for later watches.
 
     Raises:
         NoEvidence: hooks, modes, code without a file, or values of unknown kinds.
     """
-    state = ModelState(model, reads, slots, codes=codes)
+    state = ModelState(model, reads, slots)
     places = _places(model)
     described = functools.partial(_described, places=places)
     lines = [*_process(), *_structure(model, places), *_code(model, state.code)]
@@ -163,10 +161,4 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
         return f"{class_name(kind)} {sorted(map(inner, value))}"
     if isinstance(value, _FUNCTIONS) and "<" not in value.__qualname__:
         return f"{class_name(kind)} {class_name(value)}"  # type: ignore[arg-type]
-    if isinstance(value, functools.partial):
-        return f"{class_name(kind)} {inner((value.func, value.args, value.keywords))}"
-    if isinstance(value, types.MethodType):
-        return f"{class_name(kind)} {inner((value.__func__, value.__self__))}"
-    if isinstance(value, types.ModuleType):
-        return f"module {value.__name__}"
     raise NoEvidence(f"it depends on a value of the class {kind.__name__}, which no digest covers")

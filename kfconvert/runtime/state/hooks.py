@@ -12,6 +12,12 @@ from .output_recording import is_recording_hook
 
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 HOOK_KINDS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
+# The function that removes a hook of a class, and the attribute of the hook with the name of the weight.
+_REMOVAL = {
+    WeightNorm: ("remove_weight_norm", "name"),
+    SpectralNorm: ("remove_spectral_norm", "name"),
+    BasePruningMethod: ("prune.remove", "_tensor_name"),
+}
 _GLOBAL_HOOKS = tuple(
     getattr(torch_module, name)
     for name in (
@@ -36,17 +42,11 @@ def remedy(module: nn.Module) -> str:
     """The end of a reason that says how to remove the hooks by which torch recomputes a weight of ``module``; "" where
     it has none."""
     for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, WeightNorm):
-            return f"; torch.nn.utils.remove_weight_norm(module{_named(hook.name)}) removes them and keeps the weight"
-        if isinstance(hook, SpectralNorm):
-            return f"; torch.nn.utils.remove_spectral_norm(module{_named(hook.name)}) removes them and keeps the weight"
-        if isinstance(hook, BasePruningMethod):
-            return f'; torch.nn.utils.prune.remove(module, "{hook._tensor_name}") removes them and keeps the weight'
+        for kind, (function, attribute) in _REMOVAL.items():
+            if isinstance(hook, kind):
+                call = f'torch.nn.utils.{function}(module, "{getattr(hook, attribute)}")'
+                return f"; {call} removes them and keeps the weight"
     return ""
-
-
-def _named(name: str) -> str:
-    return "" if name == "weight" else f', "{name}"'
 
 
 def global_hook() -> str | None:

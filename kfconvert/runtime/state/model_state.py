@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +12,11 @@ from torch.nn.utils import parametrize
 
 from ...region import Read
 from .code_state import Codes
-from .configuration import WHOLE, is_alike
-from .contents import Contents, first_different
+from .configuration import WHOLE
+from .contents import Contents, first_different, is_alike
 from .fingerprint import may_fetch
 from .hooks import FORWARD_HOOKS, global_hook, inner_hook
-from .output_recording import recorded_outputs, wanted_outputs
+from .output_recording import has_recording_hooks, recorded_outputs
 from .references import Holdings, configurations
 from .watch import SIZE, Places, Watch
 from .watched_places import (
@@ -28,9 +27,7 @@ from .watched_places import (
     entries_of_settings,
     entries_of_sizes,
     entries_of_structure,
-    entries_of_unread,
     is_own_forward,
-    is_same_kind,
     is_same_layout,
     layout,
     tied_places,
@@ -45,8 +42,7 @@ class ModelState:
     """Checks whether a model has changed since construction, as far as its programs depend on it.
 
     Weights may change freely, and so may values that the trace did not read (``reads``). Objects that it read are
-    compared by identity. An equal object, or a configuration with equal values for all reads, may replace one, and is
-    watched from then on.
+    compared by identity. Equal values, containers and tensors may replace one, and are watched from then on.
 
     ``announced`` is set where a module with weights was written since the last check, as ``train()`` and ``eval()`` do:
     its weights may have been written without a trace.
@@ -57,11 +53,10 @@ class ModelState:
         model: nn.Module,
         reads: Iterable[Read],
         slots: Collection[tuple[str, str]] = (),
-        unread: Collection[tuple[str, str]] = (),
         codes: Codes | None = None,
     ):
-        """``slots``: path and name of each tensor that the programs read again in every call; ``unread``: slots with
-        which at least one program does not compute; ``codes``: the code of other modules, to be shared."""
+        """``slots``: path and name of each tensor that the programs read again in every call; ``codes``: the code of
+        other modules, to be shared."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -80,7 +75,6 @@ class ModelState:
             fixed += entries_of_sizes(model)
         self.fixed = Places(fixed, is_own_forward)
         self._reads, self._slots = reads, slots
-        self.unread = Places(entries_of_unread(model, reads, unread), is_same_kind)
         self._watch_attributes(held.configurations)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
@@ -93,19 +87,13 @@ class ModelState:
         self.is_parametrized = any(map(parametrize.is_parametrized, model.modules()))
         # Whether the next check compares tensors without a detectable write.
         self.closely = False
-        self.begin(0)
+        self.begin()
 
-    def begin(self, check_weights: int) -> None:
-        """Ignore all writes so far, which the conversion itself has made. After every ``check_weights`` checks, 0 for
-        never, tensors without a detectable write are compared too."""
-        for places in (self.owners, self.fixed, self.unread, self.attributes):  # resolves the attribute dicts
+    def begin(self) -> None:
+        """Ignore all writes so far, which the conversion itself has made."""
+        for places in (self.owners, self.fixed, self.attributes):  # resolves the attribute dicts
             places.watch.first_change(vars(self._root()))
         self.announced = False
-        self._check_weights, self._unchecked = check_weights, 0
-
-    def reads(self, kind: type, name: str) -> bool:
-        """Whether the code reads the attribute ``name`` of modules of the class ``kind``, so that it is watched."""
-        return (kind, name) in self._reads
 
     def refusal(self) -> str | None:
         """The reason why the program must not run, None where nothing has changed."""
@@ -127,10 +115,13 @@ class ModelState:
             return reason
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
-        reason = first_different(self.compared, self._is_to_look_closely())
+        closely = (self.closely or self.announced) and may_fetch()
+        if closely:
+            self.closely = False
+        reason = first_different(self.compared, closely)
         if reason is not None:
             return reason
-        reason = self.unread.change(root) or self._changed_attribute(root) or self.code.refusal()
+        reason = self._changed_attribute(root) or self.code.refusal()
         if reason is not None:
             return reason
         for tensor, dtype, device in self.samples:
@@ -144,8 +135,8 @@ class ModelState:
         return self.hooked
 
     def circumstance(self) -> str | None:
-        """The circumstance of this call that forbids the program: a process switch, global module hooks, or an active
-        mode; None where there is none."""
+        """The circumstance of this call that forbids the program: a process switch, global module hooks, or an outer
+        call that records outputs of submodules; None where there is none."""
         reason = self.code.switched()
         if reason is not None:
             return reason
@@ -158,7 +149,8 @@ class ModelState:
         reason = global_hook()
         if reason is not None:
             return reason
-        return self._recording() if self.recorded else None
+        recorded = recorded_outputs() if self.is_recorded else None
+        return f"hooks record {', '.join(recorded)}, which a fused program would not call" if recorded else None
 
     def replaced(self) -> bool:
         """Whether a submodule was replaced, added or removed."""
@@ -184,17 +176,12 @@ class ModelState:
         self.hooks = Watch((hooks, SIZE, len(hooks)) for hooks in kinds)
         self.hooks.first_change()
         self.hooked = inner_hook(model) or self._replaced_parameter()
-        self.recorded = recorded_outputs(module for module in model.modules() if module is not model)
+        self.is_recorded = has_recording_hooks(module for module in model.modules() if module is not model)
 
     @property
     def hooked_backward(self) -> str | None:
         """The reason why a program would skip hooks around the backward passes of submodules; None without any."""
         return inner_hook(self._root(), of_gradients=True)
-
-    def _recording(self) -> str | None:
-        """The reason why an outer call whose submodule outputs transformers records forbids the program."""
-        wanted = self.recorded & wanted_outputs()
-        return f"hooks record {', '.join(sorted(wanted))}, which a fused program would not call" if wanted else None
 
     def _replaced_parameter(self) -> str | None:
         """The reason why a replaced parameter forbids the program, as in a distributed run, where a hook may gather
@@ -207,20 +194,12 @@ class ModelState:
             return "its parameters were replaced after the conversion, in a distributed run (as by fully_shard)"
         return None
 
-    def _is_to_look_closely(self) -> bool:
-        self._unchecked += 1
-        wanted = self.closely or self.announced or 0 < self._check_weights <= self._unchecked
-        if not wanted or not may_fetch():
-            return False
-        self.closely, self._unchecked = False, 0
-        return True
-
     def _watch_attributes(self, of_model: list[Any]) -> None:
         model = self._root()
-        contents = Contents(model, self._reads)
+        contents = Contents(model)
         attributes = entries_of_attributes(model, self._reads, self._slots, contents)
         settings = entries_of_settings(of_model, self._reads, contents)
-        self.attributes = Places((*attributes, *settings), partial(is_alike, reads=self._reads))
+        self.attributes = Places((*attributes, *settings), is_alike)
         self.compared = contents.compared
 
     def _changed_attribute(self, root: dict[str, Any]) -> str | None:

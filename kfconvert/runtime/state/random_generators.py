@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import numpy
@@ -45,21 +44,3 @@ def put_back(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         getattr(generator, "bit_generator", generator).state = state
-
-
-# A GPU, or None for the host, and the state of its default generator.
-States = list[tuple[torch.device | None, torch.Tensor]]
-
-
-def random_states(tensors: Iterable[torch.Tensor]) -> States:
-    """The states of PyTorch's default generators on the host and on the devices of ``tensors``."""
-    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-    return [(None, torch.get_rng_state()), *((device, torch.cuda.get_rng_state(device)) for device in devices)]
-
-
-def put_states_back(states: States) -> None:
-    for device, state in states:
-        if device is None:
-            torch.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state, device)

@@ -6,7 +6,7 @@ import argparse
 import collections
 import functools
 import types
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -18,11 +18,6 @@ _MOST = 50_000
 # The instance dict keys of every module.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-# The methods that read entries of a dict.
-_READING = frozenset((
-    "__getattribute__", "__getattr__", "__getitem__", "__missing__", "__contains__", "__iter__", "__len__", "__eq__",
-    "get", "keys", "values", "items",
-))  # fmt: skip
 
 
 class OfConversion:
@@ -44,8 +39,7 @@ class Holdings:
     as nothing changes.
 
     ``outside``: the distinct unregistered modules, such as those of a larger model around it; ``configurations``: the
-    distinct plain objects, such as a ``config``; ``config_dicts``: the configurations that are dicts; ``functions``:
-    the callables except modules.
+    distinct plain objects, such as a ``config``; ``functions``: the callables except modules.
     """
 
     def __init__(self, model: nn.Module):
@@ -55,7 +49,6 @@ class Holdings:
         self.outside = [each for each in dict.fromkeys(m for top in tops for m in top.modules()) if each not in own]
         found = reached(_attributes([*own, *self.outside]))
         self.configurations = [value for value in found if is_plain_object(value)]
-        self.config_dicts = [value for value in found if is_config_dict(value)]
         self.functions = [value for value in found if callable(value) and not isinstance(value, nn.Module)]
 
 
@@ -111,13 +104,15 @@ def is_plain_object(value: Any) -> bool:
     return is_of_author(type(value).__module__) and _has_attributes(value)
 
 
-def is_config_dict(value: Any) -> bool:
-    """Whether ``value`` is a dict with attributes, of an author's class that reads entries like a dict, such as a
-    configuration of diffusers. Only reads count, as for plain objects."""
-    kind = type(value)
-    if not (isinstance(value, dict) and is_of_author(kind.__module__)) or not _has_attributes(value):
-        return False
-    return all(_READING.isdisjoint(vars(base)) for base in kind.__mro__ if is_of_author(base.__module__))
+def is_config_dict(value: Any) -> TypeGuard[dict[Any, Any]]:
+    """Whether ``value`` is a dict with attributes, of an author's class, such as a configuration of diffusers."""
+    return isinstance(value, dict) and is_of_author(type(value).__module__) and _has_attributes(value)
+
+
+def settings_of(value: dict[Any, Any]) -> dict[Any, Any]:
+    """The items of a dict; of a configuration, those without metadata, which ``save_config`` of diffusers writes."""
+    found = dict(dict.items(value))
+    return {key: item for key, item in found.items() if str(key)[:1] != "_"} if is_config_dict(value) else found
 
 
 def _has_attributes(value: Any) -> bool:

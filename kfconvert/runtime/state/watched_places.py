@@ -12,7 +12,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ...region import Read
 from .authors import is_of_project
-from .configuration import HELD_BY_ALL, names_by_class
+from .configuration import names_by_class
 from .contents import CHANGED, Contents, Found
 from .hooks import HOOK_KINDS
 from .references import OF_CONVERSION, OF_EVERY_MODULE, OfConversion
@@ -97,10 +97,9 @@ def entries_of_attributes(
     by_class = names_by_class(reads)
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
-        named = names & HELD_BY_ALL
         if "__dict__" in names:
             names = names | {key for key, value in own.items() if not isinstance(value, OfConversion)}
-        names = names - _unwatched(type(module)) | named
+        names = names - _unwatched(type(module))
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
@@ -124,30 +123,6 @@ def _unwatched(kind: type) -> frozenset[str]:
 
 def _children_of(module: nn.Module) -> set[str]:
     return module._modules.keys() | module._parameters.keys() | module._buffers.keys()
-
-
-def entries_of_unread(model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]]) -> Iterator[Found]:
-    """Entries for parameters and buffers whose properties, such as the shape, the code reads without computing."""
-    by_class = names_by_class(reads)
-    for path, key in sorted(slots):
-        module = model.get_submodule(path)
-        store = next((each for each in (module._parameters, module._buffers) if each.get(key) is not None), None)
-        if store is not None and key in by_class.get(type(module), ()):
-            name = f"{path}.{key}" if path else key
-            yield (store, key, store[key]), f"{name}, whose properties the forward reads, {CHANGED}"
-
-
-def is_same_kind(value: Any, tensor: Tensor) -> bool:
-    """Whether ``value`` is a tensor with the same properties besides its elements that code can read."""
-    return isinstance(value, Tensor) and _kind_of(value) == _kind_of(tensor)
-
-
-def _kind_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Replacements by torch.export count as the tensors that they stand for."""
-    kind: type = type(tensor)
-    if kind in OF_EXPORT:
-        kind = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
-    return kind, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
