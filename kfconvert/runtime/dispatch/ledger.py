@@ -44,7 +44,7 @@ class Ledger:
         return type(self.stats)({**self.stats, **now})  # its class may have a display for notebooks
 
     def refresh(self) -> None:
-        """Prepare all derived weights again, and drop programs whose outputs differ from the original's.
+        """Prepare all derived weights again, and drop programs that raise an error or differ from the original.
 
         Call it after a change that a converted model does not detect. Examples are writes that leave no trace in a
         weight (``parameter.data.mul_(...)``, ``parameter.detach().numpy()[:] = ...``), and changes of Python state that

@@ -4,7 +4,7 @@ others are irrelevant."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -38,7 +38,9 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
     """Context manager that collects reads from the modules of ``model`` and from the objects that they hold."""
     reads: set[Read] = set()
     held = Holdings(model)
-    by_class = grouped_by_class([*dict.fromkeys(model.modules()), *held.configurations])
+    by_class: dict[type, list[Any]] = {}
+    for each in (*dict.fromkeys(model.modules()), *held.configurations):
+        by_class.setdefault(type(each), []).append(each)
     with ExitStack() as stack:
         for own, holders in by_class.items():
             try:
@@ -48,13 +50,6 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
                 reads.update(() if issubclass(own, nn.Module) else [name for each in holders for name in vars(each)])
         yield reads
     reads |= implied(reads, model)
-
-
-def grouped_by_class(holders: Iterable[Any]) -> dict[type, list[Any]]:
-    found: dict[type, list[Any]] = {}
-    for holder in holders:
-        found.setdefault(type(holder), []).append(holder)
-    return found
 
 
 def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:

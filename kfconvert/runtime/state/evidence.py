@@ -153,12 +153,9 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
     if is_config_dict(value) or (is_plain_object(value) and not slotted(value)):
         place = "" if places is None else places.setdefault(id(value), f"object {len(places)}")
         return f"{class_name(kind)} {place}"
-    if depth < _DEEPEST and isinstance(value, dict):
-        return f"{class_name(kind)} {[(inner(key), inner(item)) for key, item in dict.items(value)]}"
-    if depth < _DEEPEST and isinstance(value, (list, tuple)):
-        return f"{class_name(kind)} {list(map(inner, value))}"
-    if depth < _DEEPEST and isinstance(value, (set, frozenset)):
-        return f"{class_name(kind)} {sorted(map(inner, value))}"
+    if depth < _DEEPEST and isinstance(value, (dict, list, tuple, set, frozenset)):
+        held = list(map(inner, dict.items(value) if isinstance(value, dict) else value))
+        return f"{class_name(kind)} {sorted(held) if isinstance(value, (set, frozenset)) else held}"
     if isinstance(value, _FUNCTIONS) and "<" not in value.__qualname__:
         return f"{class_name(kind)} {class_name(value)}"  # type: ignore[arg-type]
     raise NoEvidence(f"it depends on a value of the class {kind.__name__}, which no digest covers")
