@@ -158,4 +158,8 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
         return f"{class_name(kind)} {sorted(held) if isinstance(value, (set, frozenset)) else held}"
     if isinstance(value, _FUNCTIONS) and "<" not in value.__qualname__:
         return f"{class_name(kind)} {class_name(value)}"  # type: ignore[arg-type]
+    if isinstance(value, functools.partial):
+        return f"{class_name(kind)} {inner((value.func, value.args, value.keywords))}"
+    if isinstance(value, types.MethodType):
+        return f"{class_name(kind)} {inner((value.__func__, value.__self__))}"
     raise NoEvidence(f"it depends on a value of the class {kind.__name__}, which no digest covers")
