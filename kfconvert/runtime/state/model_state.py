@@ -78,11 +78,8 @@ class ModelState:
         self._watch_attributes(held.configurations)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
-        # Programs check every tensor that they read. Here one tensor is enough to distinguish a moved model from a call
-        # with arguments on another device or of another dtype.
-        floating = [(p, p.dtype, p.device) for p in model.parameters() if p.is_floating_point()]
-        self.samples = floating[:1]
-        self.autocast_type = floating[0][2].type if floating else "cpu"
+        floating = (parameter.device.type for parameter in model.parameters() if parameter.is_floating_point())
+        self.autocast_type = next(floating, "cpu")
         self.default_dtype = torch.get_default_dtype()
         self.is_parametrized = any(map(parametrize.is_parametrized, model.modules()))
         # Whether the next check compares tensors without a detectable write.
@@ -124,9 +121,6 @@ class ModelState:
         reason = self._changed_attribute(root) or self.code.refusal()
         if reason is not None:
             return reason
-        for tensor, dtype, device in self.samples:
-            if tensor.dtype is not dtype or tensor.device != device:
-                return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
         for (store, key), *others in self.tied:
             if any(other.get(name) is not store.get(key) for other, name in others):
                 return f"weights that were tied ({key}) are no longer tied"

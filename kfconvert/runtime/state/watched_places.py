@@ -15,7 +15,7 @@ from .authors import is_of_project
 from .configuration import names_by_class
 from .contents import CHANGED, Contents, Found
 from .hooks import HOOK_KINDS
-from .references import OF_CONVERSION, OF_EVERY_MODULE, OfConversion
+from .references import OF_CONVERSION, OF_EVERY_MODULE, without_conversion
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry
 
 # nn.Module's and this package's keys in the instance dict of a module are watched elsewhere, or not at all.
@@ -98,7 +98,7 @@ def entries_of_attributes(
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
         if "__dict__" in names:
-            names = names | {key for key, value in own.items() if not isinstance(value, OfConversion)}
+            names = names | without_conversion(own).keys()
         names = names - _unwatched(type(module))
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
