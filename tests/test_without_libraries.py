@@ -1,4 +1,5 @@
-"""What needs no torchvision, transformers, timm or diffusers works where they cannot be imported."""
+"""What needs no torchvision, transformers, timm or diffusers works where they cannot be imported. The families of
+kernels are imported when they are used."""
 
 import subprocess
 import sys
@@ -15,6 +16,11 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch
 import kfconvert
+from kfconvert import kernels, modules, ops
+
+assert not [name for name in sys.modules if name.startswith("kfconvert.kernels.")]
+kernels.cpu, kernels.cuda, kernels.reference
+assert "kfconvert.kernels.triton" not in sys.modules
 
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval()
 converter = kfconvert.ModelConverter(select="all")

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from support import selection
 from support.accuracy import assert_as_accurate
 from support.operator_samples import DTYPES, ELEMENTWISE, SAMPLES, T, runs, weights_of
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -82,13 +83,17 @@ def test_values_and_gradients(device, name, number):
     if (
         name not in LIBRARY or device == "cpu"
     ):  # on CUDA, PyTorch's attention selects its kernel by more than the layout
-        check_fake_kernels(name, given, found, layout)
+        check_fake_kernels(name, given, found, layout, has_backward=selection.EXHAUSTIVE or number % 5 == 0)
 
 
-def check_fake_kernels(name, given, found, layout):
-    """A tracer learns the same shapes, dtypes and strides from the fake kernels as from the real ones."""
+def check_fake_kernels(name, given, found, layout, has_backward):
+    """A tracer learns the same shapes, dtypes and strides from the fake kernels as from the real ones. A fake backward
+    takes most of the time of these tests."""
     with FakeTensorMode() as mode:
         fakes = given.mapped(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x)
+        if not has_backward:
+            assert layouts(fakes.run(getattr(ops, name))) == layouts(found[0])
+            return
         outputs, gradients = fakes.differentiated(getattr(ops, name), "ones")
     assert layouts(outputs) == layouts(found[0])
     # In other layouts some of ATen's operators in a backward have fake kernels that differ from the real ones.
@@ -162,8 +167,9 @@ def test_samples_reach_every_operator():
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_compiled(device, name):
+    """Dynamo traces the public function; ``opcheck`` has tried AOTAutograd with its operators."""
     operator, given = getattr(ops, name), SAMPLES[name][0].made(torch.float32, device)
-    compiled = torch.compile(operator, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(operator, backend="eager", fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(given.run(compiled), given.run(operator))
     torch.compiler.reset()

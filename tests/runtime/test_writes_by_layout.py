@@ -5,7 +5,6 @@ import copy
 
 import pytest
 import torch
-from support.selection import each_once
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -98,7 +97,8 @@ WRITES = [
 ]
 
 
-@each_once(sharing=SHARING, kind=[Images, Norms, Attentions])
+@pytest.mark.parametrize("kind", [Images, Norms, Attentions])
+@pytest.mark.parametrize("sharing", SHARING)
 def test_writes_reach_what_they_reach_in_the_original(sharing, kind):
     # One write in one layout for each kind and operator.
     number = list(SHARING).index(sharing) + [Images, Norms, Attentions].index(kind)
