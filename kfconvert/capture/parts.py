@@ -7,7 +7,6 @@ also serve calls that fail the model's guard, and methods other than ``forward``
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -25,8 +24,7 @@ from .submodule_calls import kind_of, observe, opaque_kind, outlines, sizes
 # In seconds of processor time of this thread, for one choice of free sizes: with many free sizes, the capture of
 # windowed attention takes minutes. Wall-clock time would find fewer parts on a busy machine.
 PATIENCE = 8.0
-# No capture begins with fewer seconds left, or with less than a quarter of the longest capture's: a trace can end only
-# between operators.
+# No capture begins with fewer seconds left.
 LEAST_SECONDS = 1.0
 
 
@@ -137,7 +135,7 @@ class Parts:
 
     def _search(self, seconds: Mapping[nn.Module, float], is_captured: bool) -> None:
         """Try the submodules in the order of their ``seconds``."""
-        late, longest = set[nn.Module](), 0.0
+        late = set[nn.Module]()
         numbers = count()  # tie-breakers, as modules cannot be compared
         # Each with whether it, or a module around it, was captured.
         waiting = [(0.0, next(numbers), self._model, is_captured)]
@@ -147,7 +145,7 @@ class Parts:
                 continue
             group = self._groups.get(module)
             if group is not None and group[0] in self._calls and not (inside and is_operator(module)):
-                if module not in self._captured and self._budget.left() < max(LEAST_SECONDS, longest / 4):
+                if module not in self._captured and self._budget.left() < LEAST_SECONDS:
                     if group[0] not in late:
                         late.add(group[0])
                         self.left_out += len(group)
@@ -155,9 +153,7 @@ class Parts:
                         self.refused.append(Refused(self._paths[module], CaptureError(reason)))
                     continue
                 if module not in self._captured:
-                    start = time.thread_time()
                     self._capture(group)
-                    longest = max(longest, time.thread_time() - start)
                 part = self._captured[module]
                 if part is not None:
                     if part.captures[0].module is not module or part not in self.found or self._fewest:

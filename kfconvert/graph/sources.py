@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -72,21 +71,13 @@ def place_now(frame: FrameType | None = None) -> str | None:
 def definition(module: nn.Module) -> str | None:
     """Returns ``file:line`` of the ``def`` of the forward of ``module``, without decorators; None if its source is not
     available."""
-    forward = _undecorated(type(module).forward)
+    forward = inspect.unwrap(type(module).forward)
     try:
         lines, first = inspect.getsourcelines(forward)
         skipped = next((number for number, line in enumerate(lines) if _DEFINITION.match(line)), 0)
         return f"{_PACKAGES.sub('', inspect.getsourcefile(forward) or '')}:{first + skipped}"
     except (OSError, TypeError):
         return None
-
-
-def _undecorated(function: Any) -> Any:
-    """The decorated function, also for decorators without ``__wrapped__``."""
-    function = inspect.unwrap(function)
-    held = inspect.getclosurevars(function).nonlocals.values() if inspect.isfunction(function) else ()
-    inner = [each for each in held if inspect.isfunction(each) and each.__name__ == "forward"]
-    return _undecorated(inner[0]) if inner and function.__name__ != "forward" else function
 
 
 def at(place: str | None) -> str:

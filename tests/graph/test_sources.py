@@ -1,7 +1,6 @@
 """Where a call in a graph, or a failure of the exporter, is in the model's own source."""
 
 import functools
-import inspect
 import types
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 from kfconvert.capture.tracer import trace
 from kfconvert.converter import ModelConverter
 from kfconvert.graph.nodes import mark_weights
-from kfconvert.graph.sources import at, blame, definition, location
+from kfconvert.graph.sources import at, blame, location
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
@@ -267,20 +266,6 @@ class Decorated(nn.Module):
     def gradient(self, x):
         x.requires_grad_(True)
         return x
-
-
-class Untold(nn.Module):
-    @told
-    @untold
-    @told
-    def forward(self, x):
-        return x
-
-
-def test_the_definition_is_behind_decorators_that_do_not_tell_what_they_stand_for():
-    lines = inspect.getsourcelines(Untold)[0]
-    number = next(number for number, line in enumerate(lines) if "def forward" in line)
-    assert definition(Untold()) == f"{__file__}:{inspect.getsourcelines(Untold)[1] + number}"
 
 
 LINES = {
