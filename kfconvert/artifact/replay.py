@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,8 +41,6 @@ from ..process import one_at_a_time, same_generators
 from ..region import CaptureError
 from ..runtime import MOST_RECORDINGS, CudaGraphs, OnMiss, can_record, uninstall
 from .graphs import Graphs
-
-_LOG = logging.getLogger(__name__)
 
 # Results of measurements; a replayed model has the numbers of the conversion that measured them.
 _MEASURED = (
@@ -184,13 +181,17 @@ def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, stor
             call = ExampleCall(kwargs=build(recorded["call"], device))
             try:
                 captured = capture(first, modules[first], call, [free])
-            except CaptureError as error:  # such as a model that was cast after its conversion
-                _LOG.warning("%s is not captured again: %s", modules[first], error)
-                continue
+            except CaptureError:  # the model may have been cast after its conversion
+                captured = capture(first, modules[first], _in_dtype_of(first, call), [free])
         else:
             captured = stored[1]
         parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
     return parts
+
+
+def _in_dtype_of(module: nn.Module, call: ExampleCall) -> ExampleCall:
+    dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+    return call.map_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
