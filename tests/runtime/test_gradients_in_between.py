@@ -273,9 +273,8 @@ def test_outputs_that_are_computed_from_each_other(use):
     assert fused.kfconvert_info()["guard"]["hits"] == 1
 
 
-# A tag would say that it draws: those who register an operator need not know of it.
 NOISE = torch.library.Library("kfconvert_tests_noise", "FRAGMENT")
-NOISE.define("masked(Tensor x) -> Tensor")
+NOISE.define("masked(Tensor x) -> Tensor", tags=torch.Tag.nondeterministic_seeded)
 NOISE.impl("masked", lambda x: x * (torch.rand(x.shape) > 0.5), "CompositeExplicitAutograd")
 NOISE.impl("masked", torch.empty_like, "Meta")
 
