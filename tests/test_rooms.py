@@ -20,7 +20,7 @@ canonical runtime ops profiling report
 region accuracy
 graph inputs
 """
-GROUND = {"compiled_checks", "extension", "folders", "json_values", "process", "settings", "torch_state", "version"}
+GROUND = {"extension", "folders", "json_values", "process", "settings", "torch_state", "version"}
 
 
 def room(path):

@@ -54,7 +54,8 @@ def doctor() -> list[Check]:
             "compiled guard",
             "missing" not in build,
             build.get("missing") or f"built by {build['compiler']}",
-            "operators work, but no model can be converted; install a C++ compiler, ninja and pybind11, and reinstall",
+            "results do not change, but guards of converted models run in Python, which is slower; install pybind11 "
+            "and reinstall",
         ),
     ]
 

@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils._sympy.functions import Max, Min
 
-from ..compiled_checks import tensor_key
 from ..inputs import is_equal, shown
+
+try:
+    from .._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)
+except ImportError:  # see kfconvert doctor
+
+    def _tensor_key(leaves: list[Any], indices: tuple[int, ...]) -> bytes | None:
+        return None
+
 
 # The position of a free size in the flat arguments: (index of the argument, dimension).
 Dimensions = list[tuple[int, int]]
@@ -65,7 +72,7 @@ class Guard:
 
     def refusal(self, leaves: list[Any]) -> str | None:
         """Returns None if the region may run on these flat arguments, else the reason."""
-        key: bytes | tuple[Any, ...] | None = tensor_key(leaves, self._indices)
+        key: bytes | tuple[Any, ...] | None = _tensor_key(leaves, self._indices)
         if key is None:
             tensors = [leaves[index] for index in self._indices]
             for index, value in zip(self._indices, tensors):

@@ -8,10 +8,16 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ...compiled_checks import has_state, tensor_state
 from ...process import shard_of
 from .fingerprint import fingerprints
 from .watch import Watch
+
+try:
+    # Compiled (csrc/watch.h), in a quarter of the time of the functions below; a state is then a bytes object.
+    from ..._C import has_state as _has_state
+    from ..._C import tensor_state as _tensor_state
+except ImportError:  # kfconvert doctor reports why
+    _has_state = _tensor_state = None
 
 
 class _Values(dict):
@@ -110,7 +116,7 @@ class Derived:
         _announce_steps()
         with _lock:
             _filled.add(self)
-        self._entry = (values, tensor_state(known, versioned), known, storages)
+        self._entry = (values, _tensor_state(known, versioned), known, storages)
         return values
 
     def note(self) -> None:
@@ -131,7 +137,7 @@ class Derived:
 
 def _holds(sources: Sequence[torch.Tensor | None], state: Any) -> bool:
     try:
-        return has_state(sources, state)
+        return _has_state(sources, state)
     except RuntimeError:  # a source became an inference tensor, as by torch.utils.swap_tensors
         return False
 
@@ -142,10 +148,10 @@ class Unchanged:
 
     def __init__(self, tensors: Sequence[torch.Tensor], written: bool = False):
         self._tensors = tuple(tensors)
-        self._state = tensor_state(self._tensors, 0 if written else len(self._tensors))
+        self._state = _tensor_state(self._tensors, 0 if written else len(self._tensors))
 
     def holds_for(self, tensors: Sequence[torch.Tensor]) -> bool:
-        return has_state(tensors, self._state)
+        return _has_state(tensors, self._state)
 
 
 # Each non-empty Derived, which must be notified of optimizer steps.
@@ -192,3 +198,23 @@ def _announce_steps() -> None:
     if not _announced:
         _announced = True
         register_optimizer_step_post_hook(_after_step)
+
+
+def tensor_state_in_python(tensors: Sequence[torch.Tensor | None], versioned: int) -> tuple[int, list[Any]]:
+    """The state for ``has_state_in_python``: the identity of each tensor, what ``tensor.data = ...`` may change, and
+    the version of the first ``versioned`` of the tensors."""
+    return versioned, [
+        (id(t), t.data_ptr(), t.shape, t.stride(), t.dtype, index < versioned and not t.is_inference() and t._version)
+        if t is not None
+        else None
+        for index, t in enumerate(tensors)
+    ]
+
+
+def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: tuple[int, list[Any]]) -> bool:
+    """Whether ``tensors`` are the tensors of ``state``, all still alive, and neither moved nor written."""
+    return tensor_state_in_python(tensors, state[0]) == state
+
+
+if _has_state is None:
+    _tensor_state, _has_state = tensor_state_in_python, has_state_in_python

@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...compiled_checks import fingerprint
 from ...process import shard_of
+
+try:
+    from ..._C import fingerprint as _of_memory
+except ImportError:  # kfconvert doctor reports why
+    _of_memory = None
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The number of elements that are widened at once on devices other than the CPU.
@@ -50,14 +54,8 @@ def _fingerprint(tensor: Tensor) -> int | Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     tensor = tensor.contiguous()
-    return _of_memory(tensor) if tensor.device.type == "cpu" else _of_words(tensor)
-
-
-def _of_memory(tensor: Tensor) -> int:
-    return fingerprint(tensor.data_ptr(), tensor.numel() * tensor.element_size())
-
-
-def _of_words(tensor: Tensor) -> Tensor:
+    if _of_memory is not None and tensor.device.type == "cpu":
+        return _of_memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())
     words = tensor.view(-1).view(_WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, chunk in enumerate(words.split(_CHUNK)):

@@ -1,19 +1,28 @@
 """Checks whether dicts, lists and objects have changed: the structure, forwards and modes of a model's modules.
 
 The check runs in every call of a converted model, over about a thousand places in about a hundred dicts. The compiled
-check (csrc/watch.h) examines the places in a dict only after a write to that dict.
+check (csrc/watch.h) examines the places in a dict only after a write to that dict. Without kfconvert._C for this
+Python, a much slower Python version runs.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from ...compiled_checks import first_change, watch_state
-from ...compiled_checks import gather as _gather
 from ...inputs import is_equal
+
+try:
+    from ..._C import first_change as _first_change
+    from ..._C import gather as _gather
+    from ..._C import watch_state as _watch_state
+
+    COMPILED = True
+except ImportError:  # kfconvert doctor reports why
+    COMPILED = False
 
 
 class Mark(Enum):
@@ -62,8 +71,8 @@ class Watch:
         self._flat: tuple[Any, ...] | None = None
         self._order: list[int] = []
         self._state: Any = None
-        # Whether the last check found that a dict was written, even if all entries hold again. Dict versions show it;
-        # assigning the same object to a key does not change the version.
+        # Whether the last check found that a dict was written, even if all entries hold again. Only the compiled check
+        # detects it, by dict versions; assigning the same object to a key does not change the version.
         self.written = False
 
     def first_change(self, root: dict[str, Any] | None = None) -> int | None:
@@ -74,7 +83,7 @@ class Watch:
         """
         if self._flat is None:
             self._resolve()
-        change = first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE, CODE)
+        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE, CODE)
         self.written = change is not None
         return None if change is None or change == _WRITTEN else self._order[change]
 
@@ -87,7 +96,7 @@ class Watch:
         found = [item for items in by_holder.values() for item in items]
         self._order = [index for index, _ in found]
         flat = tuple(part for _, entry in found for part in entry)
-        self._state = watch_state(flat)
+        self._state = _watch_state(flat)
         self._flat = flat
 
     def __reduce__(self):
@@ -154,3 +163,43 @@ def _resolved(holder: Any, key: Any, expected: Any) -> Entry:
 
 def _dict_of(holder: Any) -> dict[str, Any]:
     return holder if isinstance(holder, dict) else vars(holder)
+
+
+def first_change_in_python(
+    entries: tuple[Any, ...],
+    state: Any,
+    root: Any,
+    missing: Any,
+    size: Any,
+    items: Any,
+    type_: Any,
+    code: Any,
+) -> int | None:
+    for start in range(0, len(entries), 3):
+        holder, key, expected = entries[start : start + 3]
+        holder = root if holder is None else holder
+        if key is size:
+            same = len(holder) == expected
+        elif key is items:  # the keys of a dict
+            same = len(holder) == len(expected) and all(map(operator.is_, holder, expected))
+        elif key is type_:
+            same = type(holder) is expected
+        elif key is code:
+            same = holder.__code__ is expected
+        else:
+            same = dict.get(holder, key, _ABSENT) is (_ABSENT if expected is missing else expected)
+        if not same:
+            return start // 3
+    return None
+
+
+def no_state(entries: tuple[Any, ...]) -> None:
+    """Return None: Python code cannot read the versions of dicts."""
+
+
+def gather_in_python(places: tuple[Any, ...], root: Any) -> list[Any]:
+    return [(root if store is None else store)[key] for store, key in zip(places[::2], places[1::2])]
+
+
+if not COMPILED:
+    _first_change, _gather, _watch_state = first_change_in_python, gather_in_python, no_state
