@@ -68,7 +68,7 @@ FIRST = {
 # The same for those that take longer.
 GENERAL = {
     "ops": (
-        "ops/test_registration.py", "ops/test_arguments.py", "ops/test_transforms.py",
+        "ops/test_registration.py", "ops/test_arguments.py", "ops/test_operators.py", "ops/test_transforms.py",
         "kernels/test_kernel_families.py",
     ),
     "modules": ("modules", "patterns/test_registry.py"),
