@@ -103,4 +103,4 @@ def _relaid(tensor: Tensor) -> Tensor:
     if not is_dense(tensor) or is_transformed(tensor) or type(tensor) is not Tensor:
         return tensor
     memory = tensor.new_zeros(_SPARE + 2 * tensor.numel())[_SPARE:].view(*reversed(tensor.shape), 2)[..., 0]
-    return memory.permute(*reversed(range(tensor.dim()))).copy_(tensor)
+    return memory.permute(tuple(reversed(range(tensor.dim())))).copy_(tensor)

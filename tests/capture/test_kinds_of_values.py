@@ -117,6 +117,13 @@ class OfBatch(nn.Module):
         return self.head(batch.x)
 
 
+class OfTimeStep(Head):
+    def forward(self, x, step):
+        return super().forward(x + step[None].to(x.device).expand(x.shape[0])[:, None])
+
+
+# The whole model is captured, not only its parts.
+WHOLE = ("dataclass", "tensor without dimensions")
 CASES = {
     "sparse argument": (Graph, (X, ADJACENT.to_sparse())),
     "compressed argument": (Graph, (X, ADJACENT.to_sparse_csr())),
@@ -127,6 +134,7 @@ CASES = {
     "packed within": (Packed, (torch.randint(0, 20, (3, 6)), torch.tensor([6, 4, 2]))),
     "packed argument": (Sequences, (nn.utils.rnn.pack_sequence([torch.randn(4, 8), torch.randn(2, 8)]),)),
     "dataclass": (OfBatch, (Batch(X),)),
+    "tensor without dimensions": (OfTimeStep, (X, torch.tensor(7))),
 }
 
 
@@ -138,7 +146,7 @@ def test_what_is_within_may_be_fused(name, effort):
     with torch.no_grad():
         torch.testing.assert_close(fused(*example), model(*example))
     info = fused.kfconvert_info()
-    served = [info["guard"]] if name == "dataclass" else [*info["parts"].values()]
+    served = [info["guard"]] if name in WHOLE else [*info["parts"].values()]
     assert served and all(each == {"hits": 1, "misses": {}} for each in served)
 
 
