@@ -1,6 +1,7 @@
 """Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU and its memory, heavy
 ones only where KFCONVERT_HEAVY asks for them, exhaustive ones only with ``--exhaustive``."""
 
+import dataclasses
 import fcntl
 import gc
 import os
@@ -11,7 +12,7 @@ import pytest
 import torch
 from support import selection
 
-from kfconvert.conversion import selector, timing
+from kfconvert.conversion import effort, selector, timing
 
 
 def pytest_addoption(parser):
@@ -26,6 +27,9 @@ def pytest_configure(config):
     patch.setattr(timing, "SECONDS_PER_MODEL", 0.01)
     patch.setattr(selector, "SECONDS_PER_LAYOUT", 0.02)
     patch.setattr(selector, "SECONDS_PER_CALL_FORM", 0.03)
+    # TorchInductor takes seconds for each model: tests of generated kernels ask for them.
+    full = dataclasses.replace(effort.EFFORTS["full"], generates_kernels=False)
+    patch.setitem(effort.EFFORTS, "full", full)
 
 
 def pytest_collection_modifyitems(config, items):

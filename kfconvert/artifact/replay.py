@@ -28,6 +28,7 @@ from ..conversion import (
     calls_between_checks,
     controlled,
     gathered,
+    generate_again,
     hand_over,
     log_decisions,
     match,
@@ -45,7 +46,7 @@ from .graphs import Graphs
 # Results of measurements; a replayed model has the numbers of the conversion that measured them.
 _MEASURED = (
     "accuracy", "memory", "timings", "time_shares", "tuned_for", "generation", "config", "speedup_achieved", "inputs",
-    "example", "parts_left_out", "served", "methods", "not_written",
+    "example", "generated", "parts_left_out", "served", "methods", "not_written",
 )  # fmt: skip
 
 
@@ -88,6 +89,8 @@ def replay(
         variants = programs(captures, stages, unfused)
         ledger = replace(model, variants, cuda_graphs)
         merge_weights(model, variants)
+        if cuda_graphs.enabled:
+            generate_again(captures, ledger, _generated(statistics, device))
         restore()
     result = Result(
         model=model,
@@ -104,6 +107,12 @@ def replay(
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
     log_decisions(ledger.stats)
     return model
+
+
+def _generated(statistics: dict[str, Any], device: torch.device) -> list[tuple[str, list[Any]]]:
+    """Returns the kernels, "all" or "rest", and flat inputs of each compiled form that the conversion kept."""
+    described = [entry for entry in statistics.get("generated") or [] if entry["leaves"] is not None]
+    return [(entry["kernels"], list(build(entry["leaves"], device))) for entry in described]
 
 
 def config_of(statistics: dict[str, Any]) -> ConversionConfig:

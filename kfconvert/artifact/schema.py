@@ -62,6 +62,11 @@ class _CudaGraphs(_Part):
     static_outputs: bool = False
 
 
+class _Generated(_Part):
+    kernels: Literal["all", "rest"]
+    leaves: Any = None
+
+
 class _Statistics(_Part):
     """``conversion_stats``: what ``load`` depends on. Reports show the rest."""
 
@@ -72,6 +77,7 @@ class _Statistics(_Part):
     check_weights: int | None = Field(None, ge=0)
     cuda_graphs: _CudaGraphs | None = None
     generates: bool = False
+    generated: list[_Generated] = []
     config: ConversionConfig | None = None
     example: Any = None
     layout: Literal["channels_last", "contiguous"] = "contiguous"

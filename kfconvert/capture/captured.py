@@ -19,7 +19,7 @@ from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region
-from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook, remedy
+from ..runtime import Program, Variant, default_device, global_hook, has_hooks, inner_hook, remedy
 from .argument_trials import check_arguments
 from .deadline import Budget
 from .tracer import is_final, trace
@@ -84,6 +84,10 @@ class Capture:
             variant.strides = program.strides(self.leaves)
             self._last = key, variant
         return variant
+
+    def plain_program(self) -> Program:
+        """Return the program without fused modules."""
+        return rewrite(self.region, (), self.live)
 
     def alike(self, path: str, module: nn.Module) -> Capture:
         """Return the capture of another module of the same structure: the same graph over that module's tensors."""

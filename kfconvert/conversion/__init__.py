@@ -6,6 +6,7 @@ from .config import ConversionConfig, takes_options
 from .control import FilterFn, check_names, controlled
 from .decision_log import log_decisions
 from .effort import EFFORTS
+from .generated_kernels import generate_again
 from .own_state import OwnState
 from .pipeline import convert
 from .preparation import Request

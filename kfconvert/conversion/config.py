@@ -56,7 +56,8 @@ class ConversionConfig(BaseModel):
             the example; 0 for no timing. By default, 4 to 32 tokens, as time allows.
         effort: "full" or "fast". "fast" captures only calls like the example, and ``generate()`` of one prompt
             without padding: no further call forms, and no separate blocks. It measures for a quarter of the time,
-            and skips sites for which no time remains. Both use cached times of earlier conversions.
+            and skips sites for which no time remains. Only "full" compiles recorded programs with TorchInductor, too.
+            Both use cached times of earlier conversions.
         include: names of patterns, with shell wildcards: only these are fused. None for all patterns.
         exclude: names of patterns, with shell wildcards, that are not fused, even if included.
         modules: dotted paths of modules, with shell wildcards. A site is fused only if one of these modules, with its

@@ -20,6 +20,7 @@ class Effort:
         seconds: processor time for preparation, captures and selection together, in addition to ``FORWARDS`` forwards.
             Captures of the calls that ``generate`` makes do not count.
         timing: share of the usual time for measurements.
+        generates_kernels: whether TorchInductor compiles the programs, too, which takes up to a minute each.
         selection: seconds after which no further kind of site is measured; the remaining sites are not fused.
     """
 
@@ -27,6 +28,7 @@ class Effort:
     other_calls: bool = True
     seconds: float = math.inf
     timing: float = 1.0
+    generates_kernels: bool = False
     selection: float = math.inf
 
     def for_captures(self, spent: float, forward: float) -> float:
@@ -39,5 +41,8 @@ class Effort:
 
 EFFORTS = {
     effort.name: effort
-    for effort in (Effort("fast", other_calls=False, seconds=15.0, timing=0.25, selection=3.0), Effort("full"))
+    for effort in (
+        Effort("fast", other_calls=False, seconds=15.0, timing=0.25, selection=3.0),
+        Effort("full", generates_kernels=True),
+    )
 }

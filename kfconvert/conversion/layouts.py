@@ -22,7 +22,7 @@ class Layouts:
     capture decides it."""
 
     def __init__(self, captures: Captures, selector: Selector, loads: Loads):
-        self._captures, self._selector, self._loads = captures, selector, loads
+        self._captures, self._selector, self.loads = captures, selector, loads
         self._decided: dict[int, Site] = {}  # by fused module id, the site that decided its strategy
         self._measured = [*captures.forms, *(part.captures[0] for part in captures.parts)]
 
@@ -66,7 +66,7 @@ class Layouts:
         first = part.captures[0]
         if not first.applied:
             return
-        pairs = [(*_calls(first, load.leaves), load.share) for load in self._loads.of(first)]
+        pairs = [(*_calls(first, load.leaves), load.share) for load in self.loads.of(first)]
         with self._installed(first, [converted for _, converted, _ in pairs]):
             slower = self._selector.slower(pairs)
         for site in (site for captured in part.captures for site in captured.applied if slower):
@@ -102,7 +102,7 @@ class Layouts:
         except RuntimeError:  # an operator that accepts contiguous images only
             self._lay_out(captured, channels_last=False)
             return
-        if self._selector.faster_layout(programs, self._loads.of(captured)):
+        if self._selector.faster_layout(programs, self.loads.of(captured)):
             self._lay_out(captured, channels_last=True)
 
     def _decide_others(self, part: Part) -> None:
@@ -122,14 +122,14 @@ class Layouts:
         self._lay_out(captured, channels_last)
         program = captured.variant(captured.applied).program
         with torch.no_grad():
-            for load in self._loads.of(captured):
+            for load in self.loads.of(captured):
                 program.run(load.leaves)
         return program
 
     def _measure(self, captured: Capture, layouts: Sequence[bool]) -> list[Site]:
         """Returns the undecided sites of ``captured``, each measured once in each of the ``layouts``."""
         undecided = [site for site in captured.sites if id(site.replacement.module) not in self._decided]
-        self._selector.measure(captured.region, undecided, captured.live, self._loads.of(captured), layouts)
+        self._selector.measure(captured.region, undecided, captured.live, self.loads.of(captured), layouts)
         return undecided
 
     def _lay_out(self, captured: Capture, channels_last: bool) -> None:

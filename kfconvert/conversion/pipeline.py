@@ -15,6 +15,7 @@ from .config import ConversionConfig
 from .control import FilterFn, controlled, with_chosen
 from .decision_log import log_decisions
 from .effort import EFFORTS
+from .generated_kernels import GeneratedForm, generate_kernels
 from .layouts import Layouts
 from .memory_bound import drop_for_memory
 from .memory_use import memory
@@ -86,6 +87,9 @@ def _stats_of_converted(
         prepared.keep_original()
         graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
+        generated: list[GeneratedForm] = []
+        if timed and recorded and effort.generates_kernels and not verdict.reverted:
+            generated = generate_kernels(captures, ledger, selector, layouts.loads, verdict.judge, stages)
         taken = memory(prepared, captures, stages, bound)
         graphs.enabled = recorded
         timings = time(prepared, captures, ledger, config, stages, effort.timing)
@@ -110,7 +114,7 @@ def _stats_of_converted(
         seconds=stages.seconds,
         not_written=frozenset(prepared.own_state.written),
         check_weights=calls_between_checks(config.check_weights, prepared.device),
-        accuracy=verdict.accuracy,
+        accuracy=next((form.accuracy for form in generated if form.accuracy), verdict.accuracy),
         timings=timings,
         reverted=reverted,
         memory=taken,
@@ -118,6 +122,7 @@ def _stats_of_converted(
         tuned=prepared.tuned,
         time_shares=shares,
         served=served,
+        generated=generated,
     )
     stats = hand_over(result, on_miss)
     log_decisions(stats)

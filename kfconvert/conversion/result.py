@@ -14,6 +14,7 @@ from ..inputs import ExampleCall
 from ..runtime import Ledger
 from .captures import Captures
 from .config import ConversionConfig
+from .generated_kernels import GeneratedForm
 from .timing import Timings
 
 
@@ -48,3 +49,4 @@ class Result:
     tuned: Sequence[tuple[ExampleCall, float]] = ()
     time_shares: dict[str, Any] | None = None
     served: Served | None = None
+    generated: Sequence[GeneratedForm] = ()

@@ -149,6 +149,19 @@ class Selector:
                 total[layout] += load.share * times[str(layout)].median_ms
         return total[True] < total[False]
 
+    def replayed_us(self, calls: Calls) -> dict[str, float]:
+        """Returns the times in microseconds of those ``calls`` that can be recorded, empty if there are not two. All
+        have run before."""
+        recorded: dict[str, Callable[[], Any]] = {}
+        for name, call in calls.items():
+            alone = self._alone_on_the_device({name: call})
+            if alone[name] is not call:
+                recorded |= alone
+        if len(recorded) < 2:
+            return {}
+        times = self._compare(recorded, SECONDS_PER_LAYOUT * len(recorded) * self.effort.timing)
+        return {name: 1e3 * timing.median_ms for name, timing in times.items()}
+
     def slower(self, pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any], float]]) -> str | None:
         """Returns None if the converted calls, launched by the host, are faster, else the times.
 

@@ -56,9 +56,9 @@ def conversion_stats(result: Result) -> ConversionStats:
     ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input in ``tune_for``), ``generation`` (see
     ``GenerationTimings.as_dict``; None for models without ``generate``, or if nothing was converted), ``seconds`` per
     stage, ``remembered`` (number of cached candidate timings), ``check_weights`` (calls, 0
-    for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``generates`` (whether calls that ``generate`` makes
-    were captured), ``not_written`` (attributes that the forward assigns for other code, and that fused calls do not
-    assign),
+    for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``generated`` (see ``GeneratedForm.as_dict``),
+    ``generates`` (whether calls that ``generate`` makes were captured), ``not_written`` (attributes that the
+    forward assigns for other code, and that fused calls do not assign),
     ``memory`` (see ``_memory``), ``environment``, ``own_patterns`` (applied patterns that the user registered, see
     ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``,
     and three reasons or None: ``reverted`` (why applied sites were rejected), ``nothing_fused``, and
@@ -111,6 +111,7 @@ def conversion_stats(result: Result) -> ConversionStats:
         "example": described(result.call.kwargs or result.call.args),
         "check_weights": result.check_weights,
         "cuda_graphs": result.ledger.graphs.info(),
+        "generated": [] if given_back else [form.as_dict() for form in result.generated],
         "memory": _memory(result),
         "not_written": sorted(result.not_written) if applied.total() else [],
         "layout": "channels_last" if any(captured.channels_last for captured in main) else "contiguous",

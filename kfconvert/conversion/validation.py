@@ -21,11 +21,12 @@ from .stages import Stages
 @dataclass(frozen=True)
 class Verdict:
     """``reverted``: why the conversion must not be used, or None. ``dropped``: whether sites were dropped, or decided
-    again, so that new programs are needed."""
+    again, so that new programs are needed. ``judge``: compares the model's forward; None if it was not validated."""
 
     accuracy: ValidationResult | None = None
     reverted: str | None = None
     dropped: bool = False
+    judge: Judge | None = None
 
 
 def validate(
@@ -38,6 +39,7 @@ def validate(
     """
     judged = _Validation(prepared, captures, layouts)
     of_parts = any(captured.applied for part in captures.parts if not part.method for captured in part.captures)
+    judge = None
     with stages.stage("validate", 2) as advance:
         if accuracy_threshold is not None and (captures.forms or of_parts or prepared.methods):
             judge = Judge(prepared.model, prepared.call, prepared.outputs, accuracy_threshold)
@@ -49,7 +51,7 @@ def validate(
             for call, outputs in prepared.methods if not judged.reverted else ():
                 judged.judge_method(Judge(prepared.model, call, outputs, accuracy_threshold), call.method)
         advance()
-    return Verdict(judged.accuracy, judged.reverted, judged.dropped)
+    return Verdict(judged.accuracy, judged.reverted, judged.dropped, judge)
 
 
 def revert(captures: Captures, reason: str) -> str:

@@ -100,6 +100,15 @@ def graphs_line(stats: dict[str, Any]) -> str:
     return "; ".join(told)
 
 
+def generated_line(stats: dict[str, Any]) -> str:
+    """A line on the kernels that TorchInductor generated: the time of a recorded call without and with them."""
+    where = {"all": "in place of the fused modules", "rest": "around the fused modules"}
+    return "; ".join(
+        f"TorchInductor, {where[form['kernels']]}: a replay takes {form['before_us']:.0f} -> {form['after_us']:.0f} us"
+        for form in stats.get("generated") or ()
+    )
+
+
 def memory_line(stats: dict[str, Any]) -> str:
     """A line on memory: the weights, derived tensors, and the peak memory of a forward."""
     memory = stats.get("memory")
@@ -145,6 +154,7 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
             for tuned in stats.get("tuned_for") or ()
         ),
         ("CUDA graphs", graphs_line(stats)),
+        ("generated", generated_line(stats)),
         ("memory", memory_line(stats)),
         ("weights", Text(weights or "", style="bold yellow" if weights == "random" else "")),
         ("captured", captured_line(stats)),

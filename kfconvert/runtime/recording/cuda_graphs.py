@@ -18,7 +18,7 @@ from ...accuracy import are_close
 from ...process import switched_off
 from .driver_graph import has_driver
 from .program import Plans, Program
-from .recording import Pool, Recording, Unrecordable
+from .recording import Call, Pool, Recording, Unrecordable
 
 MOST_RECORDINGS = 16
 # A kind of call is recorded at its second call, as a single call would only become slower.
@@ -121,7 +121,7 @@ class CudaGraphs:
             calls = plans.recordings = _Calls()
             self._calls.add(calls)
         kinds = _kinds(leaves)
-        key = (library_switches(), *kinds)
+        key = _kind_of_call(kinds)
         recording = calls.recordings.get(key)
         if recording is not None and not recording.is_current():
             del calls.recordings[key]
@@ -141,9 +141,10 @@ class CudaGraphs:
         return outputs
 
     def info(self) -> dict[str, Any]:
-        """``enabled``, ``max_recordings`` and ``static_outputs`` as set; the number of ``recordings`` and their
-        ``bytes``; how many calls since the conversion were ``replayed``, and how many were ``launched`` kernel by
-        kernel; ``refused``: the number of calls that could not be recorded, by reason, also in the conversion."""
+        """``enabled``, ``max_recordings`` and ``static_outputs`` as set; the number of ``recordings``, their
+        ``bytes``, and how many of them have ``generated`` kernels; how many calls since the conversion were
+        ``replayed``, and how many were ``launched`` kernel by kernel;
+        ``refused``: the number of calls that could not be recorded, by reason, also in the conversion."""
         recordings = [recording for calls in list(self._calls) for recording in list(calls.recordings.values())]
         return {
             "enabled": self.enabled,
@@ -151,6 +152,7 @@ class CudaGraphs:
             "static_outputs": self.static_outputs,
             "recordings": len(recordings),
             "bytes": sum(recording.bytes for recording in recordings),
+            "generated": sum(recording.is_generated for recording in recordings),
             "replayed": self.replays,
             "launched": self.launched,
             "refused": dict(self.refused),
@@ -214,9 +216,11 @@ class CudaGraphs:
         if pool is None:
             pool = self._pools[device] = Pool(device)
         try:
-            recording = Recording(partial(program.computed, plans), leaves, program.read_by_code(), pool, static)
-            if not are_close(outputs, recording.replay(leaves), _TOLERANCES):
-                raise Unrecordable("a replay's outputs differ from the recorded call's")
+            call = program.generated_call(plans, key, leaves)
+            recording = None if call is None else _generated_recording(call, program, leaves, outputs, pool, static)
+            recording = recording or _recording(
+                partial(program.computed, plans), program, leaves, outputs, pool, static
+            )
         except Unrecordable as reason:
             calls.refused.add(key)
             self._refuse(str(reason))
@@ -249,6 +253,29 @@ class CudaGraphs:
         return CudaGraphs, (self.model_name, self.most, self.static_outputs)
 
 
+def _recording(
+    call: Call, program: Program, leaves: list[Any], outputs: tuple[Any, ...], pool: Pool, static: bool
+) -> Recording:
+    """Return the recording of ``call``. Raises Unrecordable, also where a replay differs from ``outputs``."""
+    recording = Recording(call, leaves, program.read_by_code(), pool, static)
+    if not are_close(outputs, recording.replay(leaves), _TOLERANCES):
+        raise Unrecordable("a replay's outputs differ from the recorded call's")
+    return recording
+
+
+def _generated_recording(
+    call: Call, program: Program, leaves: list[Any], outputs: tuple[Any, ...], pool: Pool, static: bool
+) -> Recording | None:
+    """Return the recording of generated kernels; None where they cannot be recorded."""
+    try:
+        call(leaves)  # loads the kernels
+        recording = _recording(call, program, leaves, outputs, pool, static)
+    except Unrecordable:
+        return None
+    recording.is_generated = True
+    return recording
+
+
 def _device(leaves: list[Any]) -> torch.device | None:
     """The GPU that holds all tensors among ``leaves``, None where there is none."""
     found = None
@@ -266,6 +293,15 @@ def _kinds(leaves: list[Any]) -> list[Any]:
         (leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()) if isinstance(leaf, Tensor) else None
         for leaf in leaves
     ]
+
+
+def kind_of_call(leaves: list[Any]) -> tuple[Any, ...]:
+    """The properties of a call with these flat inputs that its recording and its generated kernels depend on."""
+    return _kind_of_call(_kinds(leaves))
+
+
+def _kind_of_call(kinds: list[Any]) -> tuple[Any, ...]:
+    return (library_switches(), *kinds)
 
 
 def library_switches() -> tuple[Any, ...]:

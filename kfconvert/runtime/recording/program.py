@@ -26,6 +26,8 @@ class Plans(SimpleNamespace):
     """Plans by name of fused module: each is called as ``plan(*inputs)``."""
 
     recordings: Any = None  # CUDA graphs made with these plans, valid only with them
+    # A compiled form of the program (``Generated``), and the tensors of these plans that it takes.
+    held_by_compiled: tuple[Any, list[Tensor]] = (None, [])
 
 
 class Program:
@@ -85,6 +87,8 @@ class Program:
         self._derived = Derived()
         self._are_contents_recorded = False
         self._latest: weakref.ref[Plans] | None = None
+        #: Compiled forms of the program (``Generated``), by the kind of call that they serve.
+        self.generated: dict[Any, Any] = {}
         # Of a frozen program: its plans by layout, and the tensors of its code.
         self._kept: Any = None
         self._kept_weights: list[Tensor] = []
@@ -118,6 +122,11 @@ class Program:
     def computed(self, plans: Plans, leaves: list[Any]) -> tuple[Any, ...]:
         """Return the flat outputs, with ``plans`` that were just requested."""
         return self.code(plans, *self.read_by_code(), *leaves)
+
+    def generated_call(self, plans: Plans, kind: Any, leaves: list[Any]) -> Callable[[list[Any]], Any] | None:
+        """Return a call of the compiled form for this kind of call with ``plans``; None if there is none."""
+        generated = self.generated.get(kind)
+        return None if generated is None else generated.call(self, plans, leaves)
 
     def read_by_code(self) -> list[Tensor]:
         """The tensors of the model that the code itself reads."""

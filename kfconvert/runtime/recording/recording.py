@@ -120,6 +120,7 @@ class Recording:
         if any(tensor.device != pool.device for tensor in weights if tensor.device.type != "cpu"):
             raise Unrecordable("a tensor of the model and the inputs are on different devices")
         self.calls = 0  # counted by the owner
+        self.is_generated = False  # whether TorchInductor generated kernels for it
         self._static_outputs = static_outputs
         self._pool, self._weights = pool, Unchanged(weights, written=True)
         self._numbers, self._unwritten = numbers, Unchanged(numbers)

@@ -1,0 +1,175 @@
+"""Kernels that TorchInductor generates for recorded calls."""
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import kfconvert
+from kfconvert.artifact import load, save
+from kfconvert.conversion import effort, generated_kernels
+from kfconvert.runtime import Generated, Ungenerated
+from kfconvert.runtime.recording import generated
+
+
+class Net(nn.Module):
+    """A fused norm between operators that are not fused."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.proj = nn.LayerNorm(32), nn.Linear(32, 32)
+        self.register_buffer("scale", torch.full((32,), 0.5))
+
+    def forward(self, x, power=2):
+        y = torch.nn.functional.silu(self.norm(x * self.scale).cos())
+        return self.proj(y).exp().pow(power).roll(1, -1) + x
+
+
+def converted(device="cpu", **options):
+    torch.manual_seed(0)
+    model = Net().eval().to(device)
+    return model, kfconvert.auto_convert_model(model, (4, 32), **options)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """The graph itself in place of its compiled form; tensors on the CPU count as tensors on a device."""
+    graphs = []
+
+    def compiled(module, tensors):
+        graphs.append(module)
+        return module
+
+    monkeypatch.setattr(generated, "_compile", compiled)
+    monkeypatch.setattr(
+        generated, "_is_on_device", lambda value: isinstance(value, torch.Tensor) and not value.is_mkldnn
+    )
+    return graphs
+
+
+@pytest.fixture
+def program():
+    _, fused = converted(select="all", include=["layernorm*"])
+    (variant,) = fused.forward.variants
+    return fused, variant.program
+
+
+class TestGenerated:
+    """``Generated`` without a compiler."""
+
+    def test_a_call_reads_the_weights_and_the_plans(self, eager, program):
+        model, program = program
+        leaves = [torch.randn(4, 32)]
+        form = Generated(program, leaves)
+        call = form.call(program, program.plans(leaves), leaves)
+        other = [torch.randn(4, 32)]
+        torch.testing.assert_close(call(other), program.run(other))
+        with torch.no_grad():
+            model.proj.weight.mul_(2)  # the code reads it
+        torch.testing.assert_close(call(other), program.run(other))
+
+    def test_a_changed_plan_is_traced_again(self, eager, program):
+        model, program = program
+        leaves = [torch.randn(4, 32)]
+        form = Generated(program, leaves)
+        model.norm.weight = nn.Parameter(3 * model.norm.weight.detach())
+        expected = program.run(leaves)
+        call = form.call(program, program.plans(leaves), leaves)
+        torch.testing.assert_close(call(leaves), expected)
+
+    def test_traces_take_a_small_share_of_the_time(self, eager, monkeypatch, program):
+        monkeypatch.setattr(generated, "_SECONDS", -1.0)
+        model, program = program
+        leaves = [torch.randn(4, 32)]
+        form = Generated(program, leaves)
+        assert form.call(program, program.plans(leaves), leaves) is not None  # needs no further trace
+        model.norm.weight = nn.Parameter(3 * model.norm.weight.detach())
+        program.run(leaves)
+        assert form.call(program, program.plans(leaves), leaves) is None
+
+    def test_another_code_is_not_served(self, eager, program):
+        _, program = program
+        leaves = [torch.randn(4, 32)]
+        form = Generated(program, leaves)
+        _, model = converted(select="all", include=["linear*"])
+        other = model.forward.variants[0].program
+        other.run(leaves)
+        assert form.call(other, other.plans(leaves), leaves) is None
+
+    def test_an_error_of_the_compiler_is_one_line(self, monkeypatch, program):
+        _, program = program
+
+        def fails(module, tensors):
+            raise RuntimeError("no compiler\nwith many lines")
+
+        monkeypatch.setattr(generated, "_compile", fails)
+        with pytest.raises(Ungenerated, match=r"^RuntimeError: no compiler$"):
+            Generated(program, [torch.randn(4, 32)])
+
+    def test_copies_share_it_and_pickles_drop_it(self, eager, program):
+        _, program = program
+        leaves = [torch.randn(4, 32)]
+        form = Generated(program, leaves)
+        copied = copy.deepcopy(form)
+        assert copied.call(program, program.plans(leaves), leaves) is not None
+        assert pickle.loads(pickle.dumps(form)).call(program, program.plans(leaves), leaves) is None
+
+
+@pytest.fixture
+def generating(monkeypatch):
+    """Conversions keep generated kernels, whatever their time."""
+    full = effort.EFFORTS["full"]
+    monkeypatch.setitem(effort.EFFORTS, "full", dataclasses.replace(full, generates_kernels=True))
+    monkeypatch.setattr(generated_kernels, "LEAST_GAIN", 0.0)
+
+
+def _replayed(model, *args):
+    with torch.no_grad():
+        for _ in range(4):
+            found = model(*args)
+    return found
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kernels", ["all", "rest"])
+def test_recorded_calls_have_generated_kernels(generating, monkeypatch, tmp_path, kernels):
+    generate, device = generated_kernels._generated, "cuda"
+    monkeypatch.setattr(
+        generated_kernels,
+        "_generated",
+        lambda program, captured, leaves, name: generate(program, captured, leaves, name) if name == kernels else None,
+    )
+    original, fused = converted(device)
+    assert [form["kernels"] for form in fused.kfconvert_info()["generated"]] == [kernels]
+
+    def check(model, reference, *args):
+        with torch.no_grad():
+            torch.testing.assert_close(_replayed(model, *args), reference(*args), rtol=1e-5, atol=1e-5)
+
+    def count(model):
+        return model.kfconvert_info()["cuda_graphs"]["generated"]
+
+    x = torch.randn(4, 32, device=device)
+    check(fused, original, x)
+    assert count(fused) == 1
+    check(fused, original, torch.randn(7, 32, device=device))  # another size has no generated kernels
+    check(fused, original, x, 3)
+    assert count(fused) == 1
+    twin = copy.deepcopy(fused)
+    for model in (fused, original):
+        with torch.no_grad():
+            model.norm.weight.mul_(3)
+            model.scale.fill_(0.25)
+    check(fused, original, x)
+    state = {name: torch.randn_like(tensor) for name, tensor in original.state_dict().items()}
+    fused.load_state_dict(state), original.load_state_dict(state), twin.load_state_dict(state)
+    check(fused, original, x)
+    check(twin, original, x)
+    check(pickle.loads(pickle.dumps(fused)), original, x)
+    save(fused, tmp_path / "saved")
+    loaded = load(tmp_path / "saved", model=Net().to(device), device=device)
+    check(loaded, original, x)
+    assert count(loaded) == 1
