@@ -374,6 +374,7 @@ def test_nothing_is_recorded_on_the_cpu():
         "static_outputs": False,
         "recordings": 0,
         "bytes": 0,
+        "generated": 0,
         "replayed": 0,
         "launched": 0,
         "refused": {},
