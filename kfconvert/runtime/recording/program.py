@@ -328,6 +328,7 @@ def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:
         if not (disturbed or switched_off() or is_captured(device)):
             finish(device)
             setattr(held_by(), name, plan)
+            module.clear_derived()  # the plan holds what it needs, and not what that was derived from
         return plan(*inputs)
 
     return call
