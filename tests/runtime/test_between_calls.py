@@ -59,3 +59,29 @@ def test_weights_that_are_kept_around_several_calls(frozen):
     assert_same(both, x)
     info = both[1].kfconvert_info()["guard"]
     assert info["hits"] == 1 and any("parametrize.cached()" in reason for reason in info["misses"])
+
+
+class Functional(nn.Module):
+    """The attributes of its parameters have other names than those of fused modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.shift = nn.Parameter(torch.randn(16, 8)), nn.Parameter(torch.randn(16))
+        self.gain, self.offset = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        x = nn.functional.layer_norm(x, (8,), self.gain, self.offset)
+        return nn.functional.gelu(nn.functional.linear(x, self.matrix, self.shift))
+
+
+def test_replaced_parameters_of_functions():
+    x, model = torch.randn(4, 8), Functional().eval()
+    converter = ModelConverter(select="all", effort="fast", validate_accuracy=False)
+    both = model, converter.convert_model(model, example_inputs=x)
+    before = assert_same(both, x)
+    others = {name: nn.Parameter(2 * value.detach()) for name, value in model.named_parameters()}
+    for each in both:
+        for name, value in others.items():
+            setattr(each, name, value)
+    assert not torch.equal(assert_same(both, x), before)
+    assert both[1].kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
