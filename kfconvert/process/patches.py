@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from typing import Any
 
 _NOTHING = object()
-_count = 0
 
 
 @contextmanager
@@ -45,10 +44,8 @@ def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Cal
     Raises:
         TypeError: the class does not allow assignment of methods, such as a compiled class.
     """
-    global _count
     held = type.__getattribute__(owner, "__dict__")
     over, before = make(type.__getattribute__(owner, name)), held.get(name, _NOTHING)
-    _count += 1
     try:
         type.__setattr__(owner, name, over)  # bypasses the metaclass
         yield
@@ -59,9 +56,3 @@ def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Cal
                 type.__delattr__(owner, name)
             else:
                 type.__setattr__(owner, name, before)
-        _count -= 1
-
-
-def methods_stand_over() -> bool:
-    """Whether ``method_over`` is active in any thread."""
-    return _count > 0

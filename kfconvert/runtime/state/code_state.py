@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...process import methods_stand_over, switched_off
+from ...process import switched_off
 from ...region import Read
 from .code import CodeWalk
 from .references import Holdings
@@ -64,7 +64,7 @@ class Code:
         """None where the code is unchanged, else the reason. Not checked while a conversion in another thread replaces
         functions, which behave as before for this thread."""
         reason = self.places.change()
-        if reason is None or switched_off() or methods_stand_over() or torch.compiler.is_exporting():
+        if reason is None or switched_off() or torch.compiler.is_exporting():
             return None
         return reason
 
