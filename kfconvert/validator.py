@@ -68,7 +68,7 @@ def validate_optimization(
     Raises:
         ValueError: `accuracy_threshold` is NaN, below 0 or not a number.
 
-    The result has the report, and unpacks: ``accurate, speedup = validate_optimization(...)``.
+    The result has the errors of each output, and unpacks: ``accurate, speedup = validate_optimization(...)``.
     """
     check_threshold(accuracy_threshold)
     args, kwargs = split_inputs(inputs)

@@ -199,7 +199,7 @@ def bench(
 def report(ctx: click.Context, path: str, to_open: bool, as_json: bool) -> None:
     """Print the path of the HTML page of the artifact PATH, or of each artifact in the folder PATH.
 
-    kfconvert rewrites a page that is missing or differs from kfconvert.json.
+    kfconvert rewrites a page that is missing, or differs from the page that this version writes.
     """
     from .artifacts import pages
 
