@@ -6,14 +6,15 @@ import torch
 FLOAT64_ULPS = 16
 
 
-def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, ulps=1.0):
+def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, ulps=1.0, summand=0.0):
     """The largest error of ``actual``, and the root mean square of its errors, are at most ``factor`` times those of
     ``plain``, but for ``ulps`` units in the last place of the largest value.
 
     ``exact`` is in float64; if ``actual`` is in float64 as well, only the largest error counts. Shapes, dtypes, devices
     and the places of NaN and infinities must be those of ``plain``. ``slack`` is what is allowed on top, relative to
     the largest true value. Of two numbers, a ``factor`` or ``ulps``, the first is for the largest error, the other for
-    the mean.
+    the mean. ``summand``: the size of numbers whose rounding errors stay where their sum cancels; it counts as a true
+    value.
     """
     assert actual.shape == plain.shape == exact.shape
     assert actual.dtype == plain.dtype and actual.device == plain.device
@@ -25,7 +26,7 @@ def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, ulps=1.0):
         return
     exact = exact[finite]
     errors, allowed = ((each[finite].double() - exact).abs() for each in (actual, plain))
-    largest = exact.abs().max().item()
+    largest = max(exact.abs().max().item(), summand)
     ulp = torch.finfo(actual.dtype).eps * max(largest, torch.finfo(actual.dtype).tiny)
     (of_largest, of_mean), (ulps_of_largest, ulps_of_mean) = _pair(factor), _pair(ulps)
     if actual.dtype == torch.float64:

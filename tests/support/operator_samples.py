@@ -66,6 +66,7 @@ class Call(NamedTuple):
     has_gradient: whether the definition has one of the same accuracy.
     factor: how many times the usual error is allowed.
     is_rounded: for half types, compare with the rounded float64 result: plain ATen overflows, or has no such call.
+    summand: the size of numbers whose difference, a gradient, is 0 for all weights of the outputs.
     """
 
     args: tuple
@@ -73,6 +74,7 @@ class Call(NamedTuple):
     has_gradient: bool = True
     factor: float = 1.0
     is_rounded: bool = False
+    summand: float = 0.0
 
     def made(self, dtype, device, layout="contiguous"):
         """Returns a Given: the arguments in ``dtype``. "mixed" gives each tensor another layout."""
@@ -128,23 +130,28 @@ class Given:
         outputs = function(*self.args, **self.kwargs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    def differentiated(self, function, layout="contiguous"):
-        """Returns the outputs, and the gradients of the leaves for other weights of every element of the outputs."""
+    def differentiated(self, function, layout="contiguous", change=None):
+        """Returns the outputs, and the gradients of the leaves for other weights of every element of the outputs.
+
+        change: a function of the weights of an output, before they are laid out.
+        """
         for leaf in self.leaves:
             leaf.requires_grad_()
         outputs = self.run(function)
         recorded = [y for y in outputs if y.requires_grad]
         if not (self.leaves and recorded):
             return [y.detach() for y in outputs], []
-        found = torch.autograd.grad(recorded, self.leaves, [weights_of(y, layout) for y in recorded], allow_unused=True)
+        weights = [weights_of(y, layout, change) for y in recorded]
+        found = torch.autograd.grad(recorded, self.leaves, weights, allow_unused=True)
         return [y.detach() for y in outputs], list(found)
 
 
-def weights_of(y, layout):
+def weights_of(y, layout, change=None):
     """The gradient of y: the same numbers, exactly, for every dtype and device; ones for a fake tensor."""
     if layout == "ones":
         return torch.ones_like(y)
-    return laid_out(_numbers(y.numel()).to(y.device, y.dtype).view(y.shape), layout)
+    weights = _numbers(y.numel()).to(y.device, y.dtype).view(y.shape)
+    return laid_out(weights if change is None else change(weights), layout)
 
 
 @functools.lru_cache(maxsize=8)
@@ -164,8 +171,8 @@ def t(*shape, **options):
     return T(shape, **options)
 
 
-def call(*args, has_gradient=True, factor=1.0, is_rounded=False, **kwargs):
-    return Call(args, kwargs, has_gradient, factor, is_rounded)
+def call(*args, has_gradient=True, factor=1.0, is_rounded=False, summand=0.0, **kwargs):
+    return Call(args, kwargs, has_gradient, factor, is_rounded, summand)
 
 
 def each(activations=tuple(ops.ACTIVATIONS)):
@@ -468,7 +475,13 @@ SAMPLES: dict[str, list[Call]] = {
         *(sample for given in CONVOLUTIONS for sample in convolved(*given)),
     ],
     "cross_entropy": [
-        call(t(*shape, spread=3.0), ids(shape[1], shape[0]), is_rounded="label_smoothing" in options, **options)
+        call(
+            t(*shape, spread=3.0),
+            ids(shape[1], shape[0]),
+            is_rounded="label_smoothing" in options,
+            summand=float(shape[1] == 1),  # of one class: its probability, 1, less 1
+            **options,
+        )
         for i, shape in enumerate(LOGITS)
         for options in (LOSSES[i % 4], {"reduction": "none", "label_smoothing": 0.3})
     ],
@@ -490,6 +503,7 @@ SAMPLES: dict[str, list[Call]] = {
             1e-5,
             ids(2, *shape, kind=kind) if typed else None,
             factor=1.4,
+            summand=1e-5**-0.5 if cols == 1 else 0.0,  # of one column: 1 / sqrt(eps) of a value, less that of the mean
         )
         for shape, kind, cols, typed in [
             ((2, 5), torch.int64, 8, False),
