@@ -14,7 +14,8 @@ from .stages import Stages
 
 
 def match(captures: Captures, stages: Stages) -> None:
-    """Set the sites of each capture; sites that share weights and function share their fused module.
+    """Set the sites of each capture; sites of the same modules and function share their fused module. Modules with tied
+    weights do not, because the weights may be untied later.
 
     Sites of a step on a static cache are not shared: the fastest strategy for a prompt may be slow for one token, and a
     fused module has one strategy.
@@ -35,7 +36,7 @@ def _site(match: Match, captured: Capture, modules: dict[Any, Replacement]) -> S
     live = captured.live
     replacement = match.pattern.build(match, live.tensor)
     kind = repr(replacement.module)
-    tensors = tuple((name, id(live.tensor(node))) for _, name, node in replacement.bindings)
+    tensors = tuple((name, *live.origin(node)) for _, name, node in replacement.bindings)
     shared = modules.setdefault((match.pattern.name, kind, tensors), replacement)
     if shared is not replacement:
         holders = dict(zip(_holders(replacement), _holders(shared)))

@@ -33,6 +33,13 @@ class LiveTensors:
             return self._shards, node.name
         return self._place(node.name)
 
+    def origin(self, node: fx.Node) -> tuple[int, str]:
+        """Returns a value that is equal for placeholders of the same place in the model, in any region of it."""
+        if node.name in self._region.constants:
+            return id(self.tensor(node)), ""
+        holder, key = self._place(node.name)
+        return id(holder), key
+
     def shards(self) -> list[tuple[Place, Place]]:
         """Returns for each shard the place of its distributed parameter in the model, and its place in ``store``."""
         return [(self._place(name), (self._shards, name)) for name in self._shards]

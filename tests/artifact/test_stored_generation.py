@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import operator
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from kfconvert.artifact import files as artifact
 from kfconvert.artifact import saving
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import Reader, Writer, build, described, taken_apart
+from kfconvert.inputs.static_cache import static_key_values
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
@@ -86,6 +88,14 @@ def caches():
         for family, make in FAMILIES.items():
             filled[family] = make().eval()(**inputs_of(family), use_cache=True).past_key_values
     return [*filled.values(), hf.DynamicCache(), hf.DynamicCache(config=hf.MistralConfig(**SIZES, sliding_window=12))]
+
+
+def test_a_static_cache_returns_the_tensors_that_are_written():
+    first, second = ([torch.tensor(n), *torch.randn(4, 1, 2, 8, 4).unbind()] for n in (3, 4))
+    cache = static_key_values()(first)
+    for tensors in (first, second):
+        cache.write(tensors)
+        assert all(map(operator.is_, cache.tensors(), tensors)) and cache.get_seq_length() is tensors[0]
 
 
 def test_caches_and_records_as_json(caches):

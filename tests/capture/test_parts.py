@@ -364,3 +364,32 @@ def test_two_arguments_of_one_length_that_only_looks_like_one_are_told_apart():
             a, b = torch.randn(2, left, 16), torch.randn(2, right, 16)
             torch.testing.assert_close(fused(a, b), model(a, b))
     assert all(part["misses"] == {} and part["hits"] == 4 for part in fused.kfconvert_info()["parts"].values())
+
+
+class Tied(nn.Module):
+    """Its two layers with one weight are parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Linear(16, 16, bias=False) for _ in range(2))
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return x if y.sum() > 1e9 else torch.relu(self.second(y))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_of_parts_may_be_untied(assign):
+    x, model = torch.randn(3, 16), Tied().eval()
+    fused = ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=x)
+    other = torch.randn(16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+        for each in (model, fused):
+            if assign:
+                each.load_state_dict({**each.state_dict(), "second.weight": other}, assign=True)
+            else:
+                each.second.weight = nn.Parameter(other)
+        torch.testing.assert_close(fused(x), model(x))
+    assert {path: part["hits"] for path, part in fused.kfconvert_info()["parts"].items()} == {"first": 2, "second": 2}
