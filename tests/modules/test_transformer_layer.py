@@ -101,6 +101,13 @@ def test_every_dropout_is_there(device):
             torch.testing.assert_close(fused(x), plain(x))
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_dropout_that_drops_nothing_keeps_the_biases(device, norm_first):
+    fused, plain = layers("gelu", norm_first, 1e-12, device)
+    x = torch.randn(3, 7, 32, device=device)
+    torch.testing.assert_close(fused.train()(x), plain.train()(x), rtol=1e-4, atol=1e-5)
+
+
 def test_without_biases_and_other_eps(device):
     for norm_first in (False, True):
         for dropout in (0.0, 1.0):
