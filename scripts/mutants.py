@@ -52,7 +52,8 @@ OPERATORS = re.compile(
 # Folder of the package, "" for all others -> tests that may notice any fault in it, within seconds.
 FIRST = {
     "generation": ("capture/test_generation.py", "conversion/test_generate.py"),
-    "inputs": ("artifact/test_stored_generation.py",),
+    "inputs": ("artifact/test_stored_generation.py", "conversion/test_effort.py"),
+    "conversion": ("conversion/test_effort.py", "capture/test_kinds_of_values.py"),
     "graph": ("graph", "runtime/test_writes_by_layout.py", "matching/test_rewriter.py"),
     "process": (
         "conversion/test_memory_use.py",
