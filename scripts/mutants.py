@@ -53,7 +53,12 @@ OPERATORS = re.compile(
 FIRST = {
     "generation": ("capture/test_generation.py", "conversion/test_generate.py"),
     "inputs": ("artifact/test_stored_generation.py", "conversion/test_effort.py"),
-    "conversion": ("conversion/test_effort.py", "capture/test_kinds_of_values.py"),
+    "conversion": (
+        "conversion/test_effort.py",
+        "capture/test_kinds_of_values.py",
+        "patterns/test_own_patterns.py",
+    ),
+    "own_patterns": ("patterns/test_own_patterns.py", "patterns/test_own_numbers.py"),
     "graph": ("graph", "runtime/test_writes_by_layout.py", "matching/test_rewriter.py"),
     "process": (
         "conversion/test_memory_use.py",

@@ -252,6 +252,16 @@ def test_it_is_measured_and_left_out_where_it_is_slow():
         assert reason.startswith("not faster: replacement takes ")
 
 
+class InParts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net(own.swish)
+
+    def forward(self, x):
+        y = self.net(x)
+        return y if y.sum() > -1e9 else x
+
+
 def test_it_is_left_out_where_it_is_not_accurate():
     def rough(x):
         return own.swish(x) * 1.001
@@ -263,6 +273,9 @@ def test_it_is_left_out_where_it_is_not_accurate():
     with registered(own.swish, rough, X, name="own_swish", numerics=0.01):
         _, stats = convert(Net(own.swish), X)
         (reason,) = reasons(stats, "own_swish")
+        assert reason.startswith("dropped after validation")
+        _, stats = convert(InParts(), X)
+        (reason,) = {site["reason"] for site in stats["part_sites"] if site["pattern"] == "own_swish"}
         assert reason.startswith("dropped after validation")
         _, stats = convert(Net(own.swish), X, accuracy_threshold=0.01)
         (site,) = (site for site in stats["sites"] if site["pattern"] == "own_swish")
