@@ -14,11 +14,9 @@ PARTS = torch.randn(2, 4, 9).split(3, dim=-1)
     [
         (X.clone(), X, True),
         (X.to(memory_format=torch.channels_last), X, False),
-        (X.half(), X, False),
-        (X[:1], X, False),
+        (X[:1].half(), X[:1], False),
         (PARTS[1].contiguous(), PARTS[1], True),
         (PARTS[1].transpose(0, 1).contiguous(), PARTS[1].transpose(0, 1), False),
-        (7, 7, True),
         (7, 7.0, False),
         (None, X, False),
     ],
