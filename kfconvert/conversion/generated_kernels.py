@@ -81,6 +81,8 @@ def generate_again(captures: Captures, ledger: Ledger, generated: list[tuple[str
         return
     captured, variant = served
     for kernels, leaves in generated:
+        with torch.no_grad(), quiet_thread():
+            variant.program.run(leaves)
         made = _generated(variant.program, captured, leaves, kernels)
         if made is not None:
             variant.program.generated[kind_of_call(leaves)] = made
@@ -129,10 +131,10 @@ def _faster(
 
 
 def _generated(program: Program, captured: Capture, leaves: list[Any], kernels: str) -> Generated | None:
+    """Returns a compiled form of ``program``, which has run with ``leaves``; None if there is none."""
     plain = captured.plain_program() if kernels == "all" and program.fused else None
     try:
         with torch.no_grad(), quiet_thread():
-            program.run(leaves)
             return Generated(program, leaves, plain)
     except Ungenerated as error:
         _LOG.info("no generated kernels (%s): %s", kernels, error)
