@@ -2,5 +2,14 @@
 
 from .comparison import ERROR_RATIO, ValidationResult, check_threshold, compare, compare_all, split_inputs
 from .copying import copied_model
-from .float64_run import Reference, evaluation, in_float64, model_outputs, one_line, reference_outputs, seeded
+from .float64_run import (
+    Reference,
+    evaluation,
+    in_float64,
+    model_outputs,
+    one_line,
+    reference_outputs,
+    seeded,
+    with_gradients,
+)
 from .outputs import are_close, is_close, is_same_tensor

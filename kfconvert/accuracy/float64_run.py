@@ -152,3 +152,11 @@ def evaluation(model: nn.Module) -> Iterator[None]:
                 model.train(flags[0][1])  # reverts effects of an overridden eval(), such as merged adapters
                 for module, training in flags:
                     module.training = training
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Context manager for a forward with gradients enabled and without a backward: autograd keeps no saved tensors."""
+    saving_nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
+    with torch.inference_mode(False), torch.enable_grad(), saving_nothing:
+        yield

@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..accuracy import with_gradients
 from ..inputs import ExampleCall
 from ..runtime import autograd_nodes, originals
 
@@ -21,9 +22,8 @@ from ..runtime import autograd_nodes, originals
 def loses_gradients(model: nn.Module, call: ExampleCall) -> bool:
     """Whether the original forward of ``model`` computes with tensors that require gradients in ``torch.no_grad()`` or
     in a ``torch.autograd.Function``, or raises an error with gradients."""
-    saving_nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
     try:
-        with originals(), torch.inference_mode(False), torch.enable_grad(), saving_nothing, _Disabled() as disabled:
+        with originals(), with_gradients(), _Disabled() as disabled:
             outputs = call.map_tensors(_with_gradient)(model)
     except Exception:  # gradients may be the reason for any error
         return True

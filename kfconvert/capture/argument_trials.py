@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..accuracy import are_close, model_outputs
+from ..accuracy import are_close, model_outputs, with_gradients
 from ..inputs import ExampleCall, bounded_lookups
 from ..region import CaptureError, Region
 from ..torch_state import is_dense, is_transformed
@@ -36,9 +36,7 @@ def check_arguments(
     """
     if seen is None or region.is_random or region.has_effects or region.has_caches or region.communicates:
         return
-    # No forward saves tensors for a backward, which is not called.
-    saving_nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
-    with torch.inference_mode(False), torch.enable_grad(), saving_nothing:
+    with with_gradients():
         outputs = _outputs(
             region, model, [_as_parameter(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
         )
