@@ -90,7 +90,7 @@ class ModelConverter:
                 ``example_inputs`` keep theirs, or are cast to the model's dtype if the model does not accept them.
             inplace: convert ``model`` instead of a deep copy.
             progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate",
-                "generate" (on CUDA), "memory", "time".
+                "compile" and "compare" (on CUDA), "memory", "time".
             tune_for: the inputs to optimize for, such as batch sizes 1 and 32, or short and long sequences. Each is a
                 shape, example inputs, or ``Weighted(inputs, weight)``. The weighted sum of the times for all of them
                 decides what is fused, and how; by default, the time for the example. If there is no other example, the

@@ -63,15 +63,23 @@ def generate_kernels(
     if served is None:
         return []
     captured, variant = served
-    found = []
-    every = loads.of(captured)
-    with stages.stage("generate", len(every)) as advance:
+    program, every = variant.program, loads.of(captured)
+    kernels = ("all", "rest") if program.fused else ("all",)
+    made = list[dict[str, Generated]]()
+    with stages.stage("compile", len(every) * len(kernels)) as advance, torch.no_grad():
         for load in every:
-            chosen = _faster(captured, variant, load, selector, judge)
-            if chosen is not None:
-                found.append(chosen)
+            program.run(load.leaves)
+            made.append({})
+            for name in kernels:
+                form = _generated(program, captured, load.leaves, name)
+                made[-1] |= {} if form is None else {name: form}
+                advance()
+    with stages.stage("compare", len(every)) as advance:
+        found = []
+        for load, forms in zip(every, made):
+            found.append(_faster(captured, variant, load, forms, selector, judge))
             advance()
-    return found
+    return [chosen for chosen in found if chosen is not None]
 
 
 def generate_again(captures: Captures, ledger: Ledger, generated: list[tuple[str, list[Any]]]) -> None:
@@ -102,7 +110,12 @@ def _served(captures: Captures, ledger: Ledger) -> tuple[Capture, Variant] | Non
 
 @torch.no_grad()
 def _faster(
-    captured: Capture, variant: Variant, load: Load, selector: Selector, judge: Judge | None
+    captured: Capture,
+    variant: Variant,
+    load: Load,
+    made: dict[str, Generated],
+    selector: Selector,
+    judge: Judge | None,
 ) -> GeneratedForm | None:
     """Gives the program its fastest compiled form for ``load``, and returns it; None if no form is faster."""
     program, leaves = variant.program, load.leaves
@@ -111,16 +124,15 @@ def _faster(
     forms: dict[str, Generated] = {}
     accuracy: dict[str, ValidationResult | None] = {}
     calls: dict[str, Callable[[], Any]] = {"launched": partial(program.run, leaves)}
-    for name in ("all", "rest") if program.fused else ("all",):
-        made = _generated(program, captured, leaves, name)
-        call = None if made is None else made.call(program, program.plans(leaves), leaves)
-        if made is None or call is None or not _is_like(call(leaves), expected):
+    for name, form in made.items():
+        call = form.call(program, program.plans(leaves), leaves)
+        if call is None or not _is_like(call(leaves), expected):
             continue
         accuracy[name] = None if judge is None else _judged(judge, captured, variant, kind, call)
         if not _passes(accuracy[name]):
             _LOG.info("generated kernels (%s) are not accurate enough", name)
             continue
-        forms[name], calls[name] = made, partial(call, leaves)
+        forms[name], calls[name] = form, partial(call, leaves)
     times = selector.replayed_us(calls)
     _LOG.info("recorded call: %s us", {name: round(time, 1) for name, time in times.items()})
     best = min(forms.keys() & times.keys(), key=times.__getitem__, default=None)
