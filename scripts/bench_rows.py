@@ -42,6 +42,7 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, help="rows at once")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds of timing a row")
+    parser.add_argument("--out", help="JSON file for all figures, with the seconds of each stage of a conversion")
     parser.add_argument("--profiles", metavar="DIR", help="where to write the kernels of each row")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -58,6 +59,9 @@ def main() -> int:
         if options.profiles:
             command[2:2] = ["--profiles", options.profiles]
         found = list(pool.map(partial(row, command, os.environ | environment), options.rows))
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(found, file, indent=1)
     for batch_1, name in ((True, "batch 1"), (False, "larger batches")):
         ratios = [each["ratio"] for each in found if each and (each["batch"] == 1) == batch_1]
         if ratios:
