@@ -124,9 +124,9 @@ def measured(name: str, budget: float, profiles: str | None) -> dict[str, Any]:
             fcntl.flock(lock, fcntl.LOCK_UN if stage in UNTIMED else fcntl.LOCK_EX)
             waited += time.perf_counter() - start
 
-        converter = ModelConverter(progress=progress)
+        converter = ModelConverter()
         start = time.perf_counter()
-        fused = converter.convert_model(model, example_inputs=call)
+        fused = converter.convert_model(model, example_inputs=call, progress=progress)
         seconds = time.perf_counter() - start - waited
         peak = torch.cuda.max_memory_allocated() / 2**30
         progress("time", 0, 1)
@@ -147,6 +147,8 @@ def measured(name: str, budget: float, profiles: str | None) -> dict[str, Any]:
         "accuracy": f"{stats['accuracy']['ratio']:.2f}" if stats["accuracy"] else "-",
         "seconds": f"{seconds:.0f}",
         "stages": stats["seconds"],
+        "graphs": fused.kfconvert_info()["cuda_graphs"],
+        "regions": stats["regions"],
         "peak": f"{peak:.1f}",
     }
 
