@@ -6,22 +6,23 @@ A row is a model with random weights and a call, see bench_rows_models.py, in a 
 converted model as a user calls it, after a first conversion without options. "torch.compile" has the mode
 reduce-overhead. All variants take turns, from an idle device to an idle device. "generated" says whether kernels of
 TorchInductor serve the row: "all" of them, or the "rest" around the fused modules. "accuracy" is the error against
-float64 relative to the original's. With several jobs, the compilers of some rows run while another row is timed: a lock
-keeps apart what is timed.
+float64 relative to the original's, where that is known. With several jobs, so many rows are prepared at once, and one
+at a time measures; when all of them are ready, their times are taken one after another on an idle host.
 """
 
 import argparse
 import contextlib
 import copy
 import datetime
-import fcntl
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,9 @@ from typing import Any
 
 # Stages of a conversion that need the host only; the others measure.
 UNTIMED = ("trace", "compile")
-LIMIT_S = 550
+# What a process says to its parent; it waits for an answer unless it pauses.
+MEASURE, PAUSE, READY = "measure", "pause", "ready"
+LIMIT_S = 500
 
 
 def main() -> int:
@@ -52,13 +55,17 @@ def main() -> int:
     print(conditions())
     columns = "eager | torch.compile | kfconvert | ratio | generated | sites | accuracy | conversion, s | peak GiB"
     print(f"\n| row | {columns} |\n|---|---:|---:|---:|---:|---|---:|---:|---:|---:|", flush=True)
+    found: list[dict[str, Any] | None] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        environment = {"KFCONVERT_CACHE": "off", "BENCH_LOCK": f"{folder}/lock", "OMP_NUM_THREADS": "2"}
+        environment = {"KFCONVERT_CACHE": "off", "OMP_NUM_THREADS": "2"}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         command = [sys.executable, __file__, "--budget", str(options.budget), "--one"]
         if options.profiles:
             command[2:2] = ["--profiles", options.profiles]
-        found = list(pool.map(partial(row, command, os.environ | environment), options.rows))
+        for start in range(0, len(options.rows), options.jobs):
+            names = options.rows[start : start + options.jobs]
+            one = partial(row, command, os.environ | environment, threading.Lock(), threading.Barrier(len(names)))
+            found += pool.map(one, names)
     if options.out:
         with open(options.out, "w") as file:
             json.dump(found, file, indent=1)
@@ -84,19 +91,76 @@ def conditions() -> str:
     return f"{torch.cuda.get_device_name()}, {versions}, {datetime.date.today()}.\n`PYTHONPATH=. python {command}`"
 
 
-def row(command: list[str], environment: dict[str, str], name: str) -> dict[str, Any] | None:
-    """Measure a row in a process, and print its line. None if it failed."""
-    try:
-        done = subprocess.run([*command, name], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-        found = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
-        lines = [str(error)] if isinstance(error, subprocess.TimeoutExpired) else done.stderr.strip().splitlines()
-        print(f"| {name} | failed: {(lines or ['no output'])[-1][:200]} |", flush=True)
+def row(
+    command: list[str], environment: dict[str, str], device: threading.Lock, prepared: threading.Barrier, name: str
+) -> dict[str, Any] | None:
+    """Measures a row in a process, and prints its line. Returns None if it failed.
+
+    Args:
+        device: held while the process measures.
+        prepared: all rows of a group have been prepared.
+    """
+    errors = tempfile.TemporaryFile("w+")
+    process = subprocess.Popen(
+        [*command, name], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+    )
+    limit = threading.Timer(LIMIT_S, process.kill)
+    limit.start()
+    holds = is_ready = False
+    found = None
+    for line in process.stdout:
+        word = line.strip()
+        if word == READY:
+            device.release()
+            prepared.wait()
+            is_ready = True
+        elif word == PAUSE:
+            device.release()
+            holds = False
+            continue
+        elif word.startswith("{"):
+            found = json.loads(word)
+            continue
+        elif word != MEASURE:
+            continue
+        device.acquire()
+        holds = True
+        process.stdin.write("\n")
+        process.stdin.flush()
+    limit.cancel()
+    if holds:
+        device.release()
+    if not is_ready:
+        prepared.wait()
+    if found is None:
+        errors.seek(0)
+        lines = errors.read().strip().splitlines()
+        print(f"| {name} | failed: {(lines or ['no output in time'])[-1][:200]} |", flush=True)
         return None
     times = [f"{found[key]:.3f}" for key in ("eager", "compile", "kfconvert")]
     cells = [name, *times, f"{found['ratio']:.2f}", found["generated"], found["sites"], found["accuracy"]]
     print(f"| {' | '.join(map(str, [*cells, found['seconds'], found['peak']]))} |", flush=True)
     return found
+
+
+class Turns:
+    """The device, which one process at a time measures on."""
+
+    def __init__(self) -> None:
+        self.waited, self._holds = 0.0, False
+
+    def __call__(self, stage: str, done: int = 0, total: int = 1) -> None:
+        """Hold the device in stages that measure, and give it back in others."""
+        if (stage not in UNTIMED) != self._holds:
+            self.ask(PAUSE if self._holds else MEASURE)
+
+    def ask(self, word: str) -> None:
+        print(word, flush=True)
+        self._holds = word != PAUSE
+        if self._holds:
+            start = time.perf_counter()
+            sys.stdin.readline()
+            self.waited += time.perf_counter() - start
 
 
 def measured(name: str, budget: float, profiles: str | None) -> dict[str, Any]:
@@ -115,28 +179,23 @@ def measured(name: str, budget: float, profiles: str | None) -> dict[str, Any]:
         for _ in range(4):
             compiled(**call)
     torch.cuda.reset_peak_memory_stats()
-    waited = 0.0
-    with open(os.environ["BENCH_LOCK"], "w") as lock, torch.no_grad():
-
-        def progress(stage: str, done: int, total: int) -> None:
-            nonlocal waited
-            start = time.perf_counter()
-            fcntl.flock(lock, fcntl.LOCK_UN if stage in UNTIMED else fcntl.LOCK_EX)
-            waited += time.perf_counter() - start
-
+    turns = Turns()
+    with torch.no_grad():
         converter = ModelConverter()
         start = time.perf_counter()
-        fused = converter.convert_model(model, example_inputs=call, progress=progress)
-        seconds = time.perf_counter() - start - waited
+        fused = converter.convert_model(model, example_inputs=call, progress=turns)
+        seconds = time.perf_counter() - start - turns.waited
         peak = torch.cuda.max_memory_allocated() / 2**30
-        progress("time", 0, 1)
+        turns("delivered")
         variants = {"eager": model, "compile": compiled, "kfconvert": fused}
         for _ in range(4):
             fused(**call)
+        turns.ask(READY)
         timings = compare_timings({key: partial(each, **call) for key, each in variants.items()}, "cuda", budget)
         if profiles:
-            write_profile(f"{profiles}/{name.replace('/', ' ')}.txt", variants, call)
+            write_profile(f"{profiles}/{re.sub('[^a-z0-9_.-]+', '-', name.lower())}.txt", variants, call)
     stats = converter.conversion_stats
+    ratio = (stats["accuracy"] or {"ratio": None})["ratio"]
     return {
         "row": name,
         "batch": made.batch,
@@ -144,7 +203,7 @@ def measured(name: str, budget: float, profiles: str | None) -> dict[str, Any]:
         "ratio": timings.speedup("kfconvert", "compile").ratio,
         "generated": ", ".join(each["kernels"] for each in stats["generated"]) or "-",
         "sites": stats["total_replaced"],
-        "accuracy": f"{stats['accuracy']['ratio']:.2f}" if stats["accuracy"] else "-",
+        "accuracy": "-" if ratio is None else f"{ratio:.2f}",
         "seconds": f"{seconds:.0f}",
         "stages": stats["seconds"],
         "graphs": fused.kfconvert_info()["cuda_graphs"],
