@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 import kfconvert
@@ -13,6 +14,8 @@ from kfconvert.artifact import load, save
 from kfconvert.conversion import effort, generated_kernels
 from kfconvert.runtime import Generated, Ungenerated
 from kfconvert.runtime.recording import generated
+from kfconvert.runtime.recording import program as programs
+from kfconvert.runtime.recording.split import Split
 
 
 class Net(nn.Module):
@@ -25,7 +28,7 @@ class Net(nn.Module):
 
     def forward(self, x, power=2):
         y = torch.nn.functional.silu(self.norm(x * self.scale).cos())
-        return self.proj(y).exp().pow(power).roll(1, -1) + x
+        return self.proj(y.exp().pow(power).roll(1, -1) + x)
 
 
 def converted(device="cpu", **options):
@@ -57,10 +60,15 @@ def program():
     return fused, variant.program, [torch.randn(4, 32)]
 
 
+@pytest.fixture(params=[programs.LEAST_BYTES, 0], ids=["whole", "split"])
+def least(monkeypatch, request):
+    monkeypatch.setattr(programs, "LEAST_BYTES", request.param)
+
+
 class TestGenerated:
     """``Generated`` without a compiler."""
 
-    def test_a_call_reads_the_weights_and_the_plans(self, eager, program):
+    def test_a_call_reads_the_weights_and_the_plans(self, eager, least, program):
         model, program, leaves = program
         form = Generated(program, leaves)
         call = form.call(program, program.plans(leaves), leaves)
@@ -69,11 +77,7 @@ class TestGenerated:
         with torch.no_grad():
             model.proj.weight.mul_(2)  # the code reads it
         torch.testing.assert_close(call(other), program.run(other))
-
-    def test_a_changed_plan_is_traced_again(self, eager, program):
-        model, program, leaves = program
-        form = Generated(program, leaves)
-        model.norm.weight = nn.Parameter(3 * model.norm.weight.detach())
+        model.norm.weight = nn.Parameter(3 * model.norm.weight.detach())  # a changed plan is traced again
         expected = program.run(leaves)
         call = form.call(program, program.plans(leaves), leaves)
         torch.testing.assert_close(call(leaves), expected)
@@ -113,6 +117,44 @@ class TestGenerated:
         assert pickle.loads(pickle.dumps(form)).call(program, program.plans(leaves), leaves) is None
 
 
+class Ends(nn.Module):
+    def __init__(self, end):
+        super().__init__()
+        self.norm, self.head, self.end = nn.LayerNorm(8), nn.Linear(8, 6), end
+
+    def forward(self, x):
+        return self.end(self.head(self.norm(x)), x)
+
+
+def words(kind, config):
+    return lambda: kind(config(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=99))
+
+
+SPLIT = {
+    "with an input": (lambda: Ends(lambda y, x: (x, y)), True),
+    "twice": (lambda: Ends(lambda y, x: (y, y)), False),
+    "read again": (lambda: Ends(lambda y, x: (y.cos(), y)), False),
+    "viewed": (lambda: Ends(lambda y, x: y.flatten()), False),
+    "gpt2": (words(hf.GPT2LMHeadModel, hf.GPT2Config), True),
+    "llama": (words(hf.LlamaForCausalLM, hf.LlamaConfig), True),
+}
+
+
+@pytest.mark.parametrize("excluded", [[], ["linear"]], ids=["fused", "operator"])
+@pytest.mark.parametrize("make, is_split", SPLIT.values(), ids=SPLIT)
+@torch.no_grad()
+def test_both_parts_of_a_split_compute_what_the_whole_does(monkeypatch, make, is_split, excluded):
+    model = make().eval()
+    x = torch.randn(4, 8) if isinstance(model, Ends) else torch.arange(24).view(2, 12)
+    fused = kfconvert.auto_convert_model(model, example_inputs=x, select="all", exclude=excluded)
+    program = fused.forward.variants[0].program
+    expected = program.run([x])
+    assert not isinstance(program.call(program.plans([x]), expected), Split)  # the output is small
+    monkeypatch.setattr(programs, "LEAST_BYTES", 0)
+    call = program.call(program.plans([x]), expected)
+    assert isinstance(call, Split) is is_split and all(map(torch.equal, call([x]), expected))
+
+
 @pytest.fixture
 def generating(monkeypatch):
     """Conversions keep generated kernels, whatever their time."""
@@ -130,7 +172,7 @@ def _replayed(model, *args):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("kernels", ["all", "rest"])
-def test_recorded_calls_have_generated_kernels(generating, monkeypatch, tmp_path, kernels):
+def test_recorded_calls_have_generated_kernels(generating, least, monkeypatch, tmp_path, kernels):
     generate, device = generated_kernels._generated, "cuda"
     monkeypatch.setattr(
         generated_kernels,

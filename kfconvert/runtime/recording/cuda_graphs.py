@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -18,7 +17,8 @@ from ...accuracy import are_close
 from ...process import switched_off
 from .driver_graph import has_driver
 from .program import Plans, Program
-from .recording import Call, Pool, Recording, Unrecordable
+from .recording import Pool, Recording, Unrecordable
+from .split import Call
 
 MOST_RECORDINGS = 16
 # A kind of call is recorded at its second call, as a single call would only become slower.
@@ -100,9 +100,9 @@ class CudaGraphs:
         try:
             if kinds != _kinds(leaves) or not recording.reads(program.read_by_code()):
                 return None
-        except KeyError:  # a weight was removed
+            return Ahead(recording, recording.replay(leaves))
+        except Exception:  # a weight was removed, or replaced by one of another kind
             return None
-        return Ahead(recording, recording.replay(leaves))
 
     def run(self, program: Program, leaves: list[Any], is_part: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
         """Return the flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
@@ -218,9 +218,7 @@ class CudaGraphs:
         try:
             call = program.generated_call(plans, key, leaves)
             recording = None if call is None else _generated_recording(call, program, leaves, outputs, pool, static)
-            recording = recording or _recording(
-                partial(program.computed, plans), program, leaves, outputs, pool, static
-            )
+            recording = recording or _recording(program.call(plans, outputs), program, leaves, outputs, pool, static)
         except Unrecordable as reason:
             calls.refused.add(key)
             self._refuse(str(reason))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from .program import Plans, Program
-from .recording import Call
+from .split import Call
 
 # New traces after changes of weights take at most so many seconds, and this share of the time since the conversion.
 _SECONDS, _SHARE_OF_TIME = 20.0, 0.05
@@ -43,7 +43,8 @@ class Generated:
         source = plain or program
         plans = source.plans(leaves)
         try:
-            code, held = _traced(source, plans, leaves)
+            self._split = source.split(source.computed(plans, leaves))
+            code, held = self._traced(source, plans, leaves)
             tensors = [*_weights(source, leaves), *filter(_is_on_device, leaves), *held]
             self._compiled = _Compiled(_compile(code, tensors))
         except Exception as error:  # the compiler may raise anything
@@ -67,7 +68,7 @@ class Generated:
         def run(leaves: list[Any]) -> Sequence[Any]:
             return tuple(compiled(*weights, *filter(_is_on_device, leaves), *held))
 
-        return run
+        return run if self._split is None else self._split.with_plans(plans, run)
 
     def _held(self, program: Program, plans: Plans, leaves: list[Any]) -> list[Tensor] | None:
         """The tensors of ``plans`` that the compiled form takes; None as in ``call``."""
@@ -77,12 +78,32 @@ class Generated:
         start = time.monotonic()
         if self._spent > _SECONDS + _SHARE_OF_TIME * (start - self._begin):
             return None
-        code, held = _traced(program, plans, leaves)
+        code, held = self._traced(program, plans, leaves)
         self._spent += time.monotonic() - start
         if code.code != self._text or _kinds(held) != self._kinds:
             return None
         plans.held_by_compiled = self, held
         return held
+
+    def _traced(self, program: Program, plans: Plans, leaves: list[Any]) -> tuple[fx.GraphModule, list[Tensor]]:
+        """Return the graph of the calls in ``program`` or its body, and the tensors of its plans on the device. These
+        follow the weights and the tensors of ``leaves`` as inputs of the graph; all other values become part of it."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        code, weights = self._split.body if self._split else program.code, program.read_by_code()
+        taken = [*map(_is_input, weights), *map(_is_on_device, leaves)]
+        given = [*weights, *leaves]
+
+        def run(*tensors: Tensor) -> Sequence[Any]:
+            found = iter(tensors)
+            values = [next(found) if is_taken else value for value, is_taken in zip(given, taken)]
+            return code(plans, *values)
+
+        inputs = [*_weights(program, leaves), *filter(_is_on_device, leaves)]
+        with torch.no_grad():
+            module = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        held = _lift_held_tensors(module)
+        return module, held
 
 
 class _Compiled:
@@ -96,27 +117,6 @@ class _Compiled:
 
     def __reduce__(self):
         return _Compiled, ()
-
-
-def _traced(program: Program, plans: Plans, leaves: list[Any]) -> tuple[fx.GraphModule, list[Tensor]]:
-    """Return the graph of all calls that ``program`` makes, and the tensors of its plans on the device. These follow
-    the weights and the tensors of ``leaves`` as inputs of the graph; all other values become part of it."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    weights = program.read_by_code()
-    taken = [*map(_is_input, weights), *map(_is_on_device, leaves)]
-    given = [*weights, *leaves]
-
-    def run(*tensors: Tensor) -> tuple[Any, ...]:
-        found = iter(tensors)
-        values = [next(found) if is_taken else value for value, is_taken in zip(given, taken)]
-        return program.code(plans, *values)
-
-    inputs = [*_weights(program, leaves), *filter(_is_on_device, leaves)]
-    with torch.no_grad():
-        module = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    held = _lift_held_tensors(module)
-    return module, held
 
 
 def _weights(program: Program, leaves: list[Any]) -> list[Tensor]:

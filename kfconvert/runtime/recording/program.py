@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..state.watch import ROOT, Entry, Watch, flat_places, gather
 from ..state.watched_places import OF_EXPORT
 from ..state.weak_module import WeakModule
 from .program_errors import UnfitTensors
+from .split import LEAST_BYTES, Call, Split, split_code
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, *OF_EXPORT)
 
@@ -68,6 +70,7 @@ class Program:
         self.fused, self._images, self.laid_out = fused, images, laid_out
         self.modules: dict[str, Any] = dict(module._modules)
         self.code = type(module).forward
+        self._split = split_code(module)
         # ``self`` of the code during a trace: the fused modules themselves, without plans.
         self.modules_by_name = SimpleNamespace(**self.modules)
         # A graph and its module refer to each other, and would keep the weights until the garbage collector runs.
@@ -123,7 +126,17 @@ class Program:
         """Return the flat outputs, with ``plans`` that were just requested."""
         return self.code(plans, *self.read_by_code(), *leaves)
 
-    def generated_call(self, plans: Plans, kind: Any, leaves: list[Any]) -> Callable[[list[Any]], Any] | None:
+    def call(self, plans: Plans, outputs: Sequence[Any]) -> Call:
+        """Return a call of ``computed`` with ``plans``, in two parts if the last of its ``outputs`` is large."""
+        if (split := self.split(outputs)) is None:
+            return partial(self.computed, plans)
+        return split.with_plans(plans, lambda leaves: split.body(plans, *self.read_by_code(), *leaves))
+
+    def split(self, outputs: Sequence[Any]) -> Split | None:
+        """Return the code in two parts if its last call computes a large one of the flat ``outputs``."""
+        return split if (split := self._split) and outputs[split.inputs.start].nbytes >= LEAST_BYTES else None
+
+    def generated_call(self, plans: Plans, kind: Any, leaves: list[Any]) -> Call | None:
         """Return a call of the compiled form for this kind of call with ``plans``; None if there is none."""
         generated = self.generated.get(kind)
         return None if generated is None else generated.call(self, plans, leaves)

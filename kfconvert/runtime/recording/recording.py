@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,8 +16,7 @@ from torch import Tensor
 from ..state.derived import Unchanged
 from .capture_streams import capture_stream
 from .driver_graph import DriverGraph, prepare_thread
-
-Call = Callable[[list[Any]], Sequence[Any]]
+from .split import Call, Split
 
 
 class Unrecordable(Exception):
@@ -73,20 +71,6 @@ def _held_memory(pool: Pool, device: torch.device) -> Any:
     return handle
 
 
-@dataclass(frozen=True)
-class _Given:
-    """An output that is an unchanged input."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """An output that is equal in all replays: a number, None, or an unchanged weight."""
-
-    value: Any
-
-
 class Recording:
     """A recorded call; :meth:`replay` returns the outputs for other inputs.
 
@@ -95,7 +79,7 @@ class Recording:
 
     Args:
         call: computes the flat outputs from the flat inputs, without random numbers. It has run once with such inputs,
-            so no setup remains.
+            so no setup remains. The tail of a ``Split`` runs after each replay, unless outputs are static.
         leaves: the flat inputs.
         weights: the other tensors that ``call`` reads, including any that it returns.
         pool: where the memory of the recording comes from.
@@ -139,7 +123,8 @@ class Recording:
             static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
             self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
-            self._kinds, written = _kinds_of(call(static), static, weights)
+            body = call.unfinished if isinstance(call, Split) and not self._static_outputs else call
+            self._kinds, written = _kinds_of(body(static), static, weights)
             self._written = written if self._static_outputs else []
             self._outputs = [] if self._static_outputs else [_Output(graph, value) for value in written]
         self._graph = graph
@@ -156,20 +141,20 @@ class Recording:
         """Return the flat outputs for the flat inputs ``leaves``, as new tensors unless they are static. The leaves
         must not require gradients that the caller needs."""
 
-        def launch(stream: int) -> list[Tensor]:
+        def launch(stream: int) -> tuple[Any, ...]:
             for index, copy in self._inputs:
                 copy.read(leaves[index])
             found = [output.made() for output in self._outputs]
             self._graph.replay(stream)
             for output, target in zip(self._outputs, found):
                 output.write(target)
-            return self._written if self._static_outputs else found
+            made = iter(self._written if self._static_outputs else found)
+            return tuple(
+                next(made) if kind is None else leaves[kind] if isinstance(kind, int) else kind()
+                for kind in self._kinds
+            )
 
-        found = iter(self._pool.in_turn(launch))
-        return tuple(
-            next(found) if kind is None else leaves[kind.index] if isinstance(kind, _Given) else kind.value
-            for kind in self._kinds
-        )
+        return self._pool.in_turn(launch)
 
 
 class Repeated:
@@ -282,18 +267,19 @@ def _like(tensor: Tensor) -> Tensor:
 
 def _kinds_of(
     outputs: Sequence[Any], static: list[Any], weights: Sequence[Tensor]
-) -> tuple[list[_Given | _Fixed | None], list[Tensor]]:
-    """The kind of each output, None for outputs that a replay writes, and the list of the latter."""
+) -> tuple[list[Callable[[], Any] | int | None], list[Tensor]]:
+    """For each output, a call that returns it after a replay, the index of an equal input, or None for an output that a
+    replay writes; and the list of the latter. Numbers and unchanged weights are equal in all replays."""
     given = {id(value): index for index, value in enumerate(static) if isinstance(value, Tensor)}
     known = {id(weight) for weight in weights}
     held = {_memory(tensor) for tensor in (*weights, *(value for value in static if isinstance(value, Tensor)))}
-    kinds: list[_Given | _Fixed | None] = []
+    kinds: list[Callable[[], Any] | int | None] = []
     written: list[Tensor] = []
     for value in outputs:
         if not isinstance(value, Tensor) or id(value) in known:
-            kinds.append(_Fixed(value))
+            kinds.append(value if isinstance(value, partial) else partial(lambda equal: equal, value))
         elif id(value) in given:
-            kinds.append(_Given(given[id(value)]))
+            kinds.append(given[id(value)])
         elif not value.is_cuda:
             raise Unrecordable("an output is in host memory")
         elif value.numel() and _memory(value) in held:
