@@ -91,6 +91,7 @@ OTHERS = {
     ("kernels", "extension"),
     ("kernels", "ops"),
     ("kernels", "second_names"),
+    ("modules", "kernels"),
     ("ops", "second_names"),
     ("jit", "settings"),
 }

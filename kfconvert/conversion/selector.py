@@ -196,7 +196,8 @@ class Selector:
             allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps, tolerance)
             calls = calls_beyond_cache(sample, self.device) if cold else 1
             for layout in layouts:
-                trials[layout].append(Trials(sample, layout, exact, allowed, own, seconds, calls))
+                given = (sample, layout, exact, allowed, own, seconds, calls, self.effort.generates_kernels)
+                trials[layout].append(Trials(*given))
         if self.timed:
             wanted = {layout: self._to_time(tried) for layout, tried in trials.items()}
             for index in range(len(samples)):

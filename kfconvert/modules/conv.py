@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,7 @@ from .batch_norm import batch_norm, scale_and_shift
 from .onednn import in_place, pointwise, runs_onednn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = {
-    3: (nn.BatchNorm1d, nn.SyncBatchNorm),
-    4: (nn.BatchNorm2d, nn.SyncBatchNorm),
-    5: (nn.BatchNorm3d, nn.SyncBatchNorm),
-}
+_NORMS = {2 + d: (getattr(nn, f"BatchNorm{d}d"), nn.SyncBatchNorm) for d in (1, 2, 3)}
 _CUDNN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -59,7 +56,11 @@ class _Geometry:
     def convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Computes the convolution in plain ATen calls."""
         call = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
-        return call(self.apply(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return call(self.apply(x), weight, bias, *self.arguments)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.stride, self.padding, self.dilation, self.groups
 
     def is_linear(self, weight: torch.Tensor) -> bool:
         """Whether this convolution is a linear layer over the channels for images of one pixel."""
@@ -123,23 +124,13 @@ class FusedConvBN(FusedModule):
         names = ["kernel" if has_kernels(x) else "folded", "composition"]
         weight = self.conv.weight
         # oneDNN of PyTorch 2.11 cannot add to a result of a single channel.
-        if (
-            weight.dim() in CHANNELS_LAST
-            and runs_onednn(x)
-            and weight.dtype == x.dtype
-            and weight.device == x.device
-            and (residual is None or weight.shape[0] > 1)
-        ):
+        fits = weight.dtype == x.dtype and weight.device == x.device and (residual is None or weight.shape[0] > 1)
+        if fits and weight.dim() in CHANNELS_LAST and runs_onednn(x):
             # ResNet-50, batch 1, one thread, CPU ms in one run: eager 207; channels-last packed 145, kernel
             # 190; contiguous packed 225, kernel 192, because results are converted to contiguous.
             names.insert(0 if self._uses_channels_last(x) else 1, "onednn")
-        if (
-            self.activation == "relu"
-            and x.is_cuda
-            and x.dim() in CHANNELS_LAST
-            and x.dtype in _CUDNN_DTYPES
-            and torch.backends.cudnn.enabled
-        ):
+        images = x.is_cuda and x.dim() in CHANNELS_LAST and x.dtype in _CUDNN_DTYPES
+        if images and self.activation == "relu" and torch.backends.cudnn.enabled:
             names.insert(0, "cudnn")
         if x.numel() > 0 and x.shape[2:].numel() == 1 and _Geometry.of(self.conv).is_linear(weight):
             # 1024 to 1280 channels, CPU us of 1 thread at batch 1, 8, 32 and error: ATen 283, 2025, 7823,
@@ -199,19 +190,8 @@ class FusedConvBN(FusedModule):
         unfolded = torch.compiler.is_compiling() or torch._C._get_tracing_state() or x.dtype == torch.float16
         if self.bn is not None and unfolded and not torch.is_autocast_enabled(x.device.type):
             return self._unfolded(geometry, x, residual)
-        weight, bias = self._folded()
-        return conv_act(
-            geometry.apply(self._formatted(x)),
-            weight,
-            bias,
-            residual,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            geometry.groups,
-            self.activation,
-            self.negative_slope,
-        )
+        arguments = (*self._folded(), residual, *geometry.arguments, self.activation, self.negative_slope)
+        return conv_act(geometry.apply(self._formatted(x)), *arguments)
 
     def _unfolded(self, geometry: _Geometry, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """The convolution with unfolded weights, then the batch norm as a scale and a shift."""
@@ -270,25 +250,16 @@ class FusedConvBN(FusedModule):
             return _OneDNNConv(weight, bias, geometry, memory_format, self.activation, self.negative_slope, x)
         if strategy == "cudnn":
             return _cudnn_call(weight.contiguous(memory_format=memory_format), bias, geometry, formatted)
-        call = partial(
-            conv_act,
-            weight=weight.contiguous(memory_format=memory_format),
-            bias=bias,
-            stride=geometry.stride,
-            padding=geometry.padding,
-            dilation=geometry.dilation,
-            groups=geometry.groups,
-            activation=self.activation,
-            negative_slope=self.negative_slope,
-        )
+        laid_out = weight.contiguous(memory_format=memory_format)
+        arguments = (*geometry.arguments, self.activation, self.negative_slope)
 
         def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-            return call(geometry.apply(formatted(x)), residual=residual)
+            return conv_act(geometry.apply(formatted(x)), laid_out, bias, residual, *arguments)
 
         if strategy == "linear":
             return _linear_call(weight, bias, self.activation, self.negative_slope, channels_last, kernel)
         if geometry.pad is None and not self.channels_last:
-            return lambda x, residual=None: call(x, residual=residual)
+            return lambda x, residual=None: conv_act(x, laid_out, bias, residual, *arguments)
         return kernel
 
     def reference(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -315,7 +286,7 @@ def _cudnn_call(
     """Returns a single cuDNN call for convolution, bias, addition and ReLU, without the operator's checks."""
     if bias is None:  # else cuDNN creates zeros in each call
         bias = weight.new_zeros(weight.shape[0])
-    arguments = (bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+    arguments = (bias, *geometry.arguments)
     convolve_relu, convolve_add_relu = torch.cudnn_convolution_relu, torch.cudnn_convolution_add_relu
 
     def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

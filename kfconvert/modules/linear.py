@@ -1,5 +1,6 @@
 """Linear layers with an activation: ``y = act(x W^T + b)``."""
 
+import functools
 import math
 from typing import TypeVar
 
@@ -7,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .. import kernels
 from ..extension import EXTENSION_LOADED
 from ..ops.activations import ACTIVATIONS, apply_activation
-from ..ops.fused.linear_act import linear_act
+from ..ops.fused.linear_act import linear_act, linear_triton
 from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
+from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, gelu_name, held, held_of, require_float_tensor, require_plain
 from .onednn import HAS_MKL, pointwise, runs_onednn
 
@@ -26,7 +29,24 @@ _ROW_BYTES = 16
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 # Activations with a cuBLASLt epilogue, and whether it is GELU.
 _EPILOGUES = {"relu": False, "gelu_tanh": True}
+_TILED_MIN_ROWS = 64  # of the smallest tile of Triton's kernel
 _Linear = TypeVar("_Linear", bound="FusedLinear")
+
+
+def takes_triton(x: torch.Tensor, activation: str) -> bool:
+    """Whether Triton's kernel, on x (..., in_features), may be faster than the library's. Imports Triton if it may."""
+    wanted = x.dtype == torch.float32 or (x.dtype in _HALF_TYPES and activation not in ("none", *_EPILOGUES))
+    enough = x.is_cuda and x.numel() >= _TILED_MIN_ROWS * x.shape[-1] > 0
+    return wanted and enough and has_kernels(x) and _has_triton(x.device)
+
+
+@functools.cache
+def _has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernel, which is registered here, can run on a device: TF32 needs compute capability 8.0."""
+    try:
+        return torch.cuda.get_device_capability(device) >= (8, 0) and bool(kernels.triton.__all__)
+    except ImportError:
+        return False
 
 
 class FusedLinear(FusedModule):
@@ -42,12 +62,14 @@ class FusedLinear(FusedModule):
     Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``),
     "composition", and on CUDA for float16 and bfloat16: "skinny" (up to 16 rows, a kernel of this package), "epilogue"
     (bias and ReLU or tanh GELU in cuBLASLt's product) and "padded" (product with rows padded to a multiple of 16 bytes,
-    then a copy). Packed weights are a cache that is updated with the parameters (see :class:`~.derived.Derived`). If a
-    gradient is needed, under autocast and under ``torch.compile``, ``kfconvert.ops.linear_act`` runs.
+    then a copy). "triton" (CUDA, from 64 rows on, if Triton is installed) computes everything in one kernel: float32 on
+    tensor cores with float32's accuracy, half types for activations without an epilogue. Packed weights are a cache
+    that is updated with the parameters (see :class:`~.derived.Derived`). If a gradient is needed, under autocast and
+    under ``torch.compile``, ``kfconvert.ops.linear_act`` runs.
     """
 
     default_activation = "none"
-    live_strategies = (*FusedModule.live_strategies, "skinny", "epilogue", "padded")
+    live_strategies = (*FusedModule.live_strategies, "skinny", "epilogue", "padded", "triton")
     weight: torch.Tensor
     bias: torch.Tensor | None
 
@@ -147,6 +169,8 @@ class FusedLinear(FusedModule):
                 names.insert(-1, "padded")
             if takes_skinny(x, self.in_features):
                 names.insert(0, "skinny")
+        if takes_triton(x, self.activation):
+            names.insert(-1, "triton")
         if runs_onednn(x) and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]:
             # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072, so it is never first.
             names.insert(-1, "onednn")
@@ -176,6 +200,11 @@ class FusedLinear(FusedModule):
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
         code = ACTIVATIONS[self.activation].code
         y: torch.Tensor = skinny_linear(x, weight, bias, code, self.negative_slope, False, True)
+        return y
+
+    def _triton(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
+        y: torch.Tensor = linear_triton(x, weight, bias, ACTIVATIONS[self.activation].code, self.negative_slope)
         return y
 
     def _epilogue(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..ops.activations import ACTIVATIONS
+from ..ops.fused.linear_act import linear_triton
 from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
 from ..runtime import whole
 from .base import FusedModule, Plan
-from .linear import FusedLinear
+from .linear import FusedLinear, takes_triton
 
 
 class FusedMergedLinear(FusedModule):
@@ -25,9 +26,9 @@ class FusedMergedLinear(FusedModule):
     input sizes, dtypes or devices differ.
     Strategies: "mkl" (CPU, float32: each weight packed separately), "merged" (one product with stacked weights: without
     a copy if they are contiguous in memory, see ``runtime.merge``, else with a concatenated copy that is updated with
-    the parameters), "skinny" (CUDA, half types, up to 16 rows: one product by a kernel of this package),
-    "composition" (one product each). If a gradient is needed, under autocast and under ``torch.compile``, there is one
-    product each.
+    the parameters), "skinny" (CUDA, half types, up to 16 rows: one product by a kernel of this package), "triton"
+    (CUDA, float32: one product on tensor cores, see :class:`FusedLinear`), "composition" (one product each). If a
+    gradient is needed, under autocast and under ``torch.compile``, there is one product each.
     """
 
     live_strategies = ("composition",)
@@ -48,8 +49,10 @@ class FusedMergedLinear(FusedModule):
 
     def strategies(self, x: torch.Tensor) -> list[str]:
         packed = all("mkl" in linear.strategies(x) for linear in self.linears)
-        skinny = self.linears[0].weight.dtype == x.dtype and takes_skinny(x, self.linears[0].in_features)
-        return [*(["mkl"] if packed else []), *(["skinny"] if skinny else []), "merged", "composition"]
+        fits, inputs = self.linears[0].weight.dtype == x.dtype, self.linears[0].in_features
+        offered = {"mkl": packed, "skinny": fits and takes_skinny(x, inputs), "merged": True}
+        offered |= {"triton": fits and takes_triton(x, "none"), "composition": True}
+        return [name for name, is_offered in offered.items() if is_offered]
 
     def differentiable(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Computes one product each, with differentiable operators."""
@@ -66,8 +69,9 @@ class FusedMergedLinear(FusedModule):
         strategy = self.choose(x)
         if strategy == "merged":
             return self.product()
-        if strategy == "skinny":
-            return self.product().skinny
+        if strategy in ("skinny", "triton"):
+            plan: Plan = getattr(self.product(), strategy)
+            return plan
         if strategy == "composition":
             return self.reference
         for linear in self.linears:
@@ -115,6 +119,10 @@ class MergedProduct:
     def skinny(self, x):
         """Computes the product for few rows of x."""
         return self._parts(skinny_linear(x, self.weight, self.bias, ACTIVATIONS["none"].code, 0.0, False, True))
+
+    def triton(self, x):
+        """Computes the product by Triton's kernel."""
+        return self._parts(linear_triton(x, self.weight, self.bias, ACTIVATIONS["none"].code, 0.0))
 
     def _parts(self, y):
         return torch.split_with_sizes(y, self.sizes, -1)

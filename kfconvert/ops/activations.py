@@ -35,11 +35,7 @@ ACTIVATIONS: dict[str, Activation] = {
     for activation in (
         Activation("none", 0, lambda x, _: x, lambda g, x, _: g),
         Activation(
-            "relu",
-            1,
-            lambda x, _: F.relu(x),
-            lambda g, y, _: _aten.threshold_backward(g, y, 0),
-            saves_output=True,
+            "relu", 1, lambda x, _: F.relu(x), lambda g, y, _: _aten.threshold_backward(g, y, 0), saves_output=True
         ),
         Activation("gelu", 2, lambda x, _: F.gelu(x), lambda g, x, _: _aten.gelu_backward(g, x)),
         Activation(
@@ -49,26 +45,12 @@ ACTIVATIONS: dict[str, Activation] = {
             lambda g, x, _: _aten.gelu_backward(g, x, approximate="tanh"),
         ),
         Activation("silu", 4, lambda x, _: F.silu(x), lambda g, x, _: _aten.silu_backward(g, x)),
+        Activation("tanh", 5, lambda x, _: torch.tanh(x), lambda g, y, _: _aten.tanh_backward(g, y), saves_output=True),
         Activation(
-            "tanh",
-            5,
-            lambda x, _: torch.tanh(x),
-            lambda g, y, _: _aten.tanh_backward(g, y),
-            saves_output=True,
+            "sigmoid", 6, lambda x, _: torch.sigmoid(x), lambda g, y, _: _aten.sigmoid_backward(g, y), saves_output=True
         ),
         Activation(
-            "sigmoid",
-            6,
-            lambda x, _: torch.sigmoid(x),
-            lambda g, y, _: _aten.sigmoid_backward(g, y),
-            saves_output=True,
-        ),
-        Activation(
-            "relu6",
-            7,
-            lambda x, _: F.relu6(x),
-            lambda g, y, _: _aten.hardtanh_backward(g, y, 0, 6),
-            saves_output=True,
+            "relu6", 7, lambda x, _: F.relu6(x), lambda g, y, _: _aten.hardtanh_backward(g, y, 0, 6), saves_output=True
         ),
         Activation("hardswish", 8, lambda x, _: F.hardswish(x), lambda g, x, _: _aten.hardswish_backward(g, x)),
         Activation(
@@ -84,12 +66,7 @@ ACTIVATIONS: dict[str, Activation] = {
             lambda x, _: x * torch.sigmoid(1.702 * x),
             lambda g, x, _: _aten.silu_backward(g, 1.702 * x),
         ),
-        Activation(
-            "hardsigmoid",
-            11,
-            lambda x, _: F.hardsigmoid(x),
-            lambda g, x, _: _aten.hardsigmoid_backward(g, x),
-        ),
+        Activation("hardsigmoid", 11, lambda x, _: F.hardsigmoid(x), lambda g, x, _: _aten.hardsigmoid_backward(g, x)),
     )
 }
 
@@ -112,11 +89,7 @@ class _Codes(dict):
 CODES: dict[str, int] = _Codes({name: activation.code for name, activation in ACTIVATIONS.items()})
 
 
-@declare(
-    group="elementwise",
-    example=lambda t, rows, columns: (t(rows, columns), "relu"),
-    runs="PyTorch's activations",
-)
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), "relu"), runs="PyTorch's activations")
 def apply_activation(x: torch.Tensor, name: str, negative_slope: float = 0.01) -> torch.Tensor:
     """Computes ``act(x)`` in plain ATen, differentiable; x is any float tensor. ValueError: unknown name."""
     return BY_CODE[CODES[name]].reference(x, negative_slope)

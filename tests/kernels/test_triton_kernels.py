@@ -30,9 +30,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # One name for each kernel.
-KERNELS = {
-    "act_mul", "add_relu", "layer_norm_act", "multiply_relu", "rms_norm_act",
-}  # fmt: skip
+KERNELS = {"act_mul", "add_relu", "layer_norm_act", "linear_act", "multiply_relu", "rms_norm_act"}
 PAIRS = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp", "swish_multiply", "geglu", "mish_scale"]
 
 
@@ -156,6 +154,14 @@ def test_special_values(device, name):
         torch.testing.assert_close(getattr(kernels, name)(x, y), want, equal_nan=True)
 
 
+def test_infinite_and_largest_factors(tensor):
+    """Their parts on tensor cores are NaN: the product of these tiles is computed without."""
+    x, weight = tensor(5, 33), tensor(9, 33) / 1000
+    x[1, 2], x[2, 3], x[3, 4], weight[3] = torch.inf, torch.finfo(x.dtype).min, torch.nan, 0
+    for y, row in zip(kernels.linear_act(x, weight), x, strict=True):
+        near(y, F.linear(row.double(), weight.double()))
+
+
 def test_activations(device):
     x = torch.linspace(-12, 12, 1001, device=device)
     one = torch.ones(1, device=device)
@@ -221,6 +227,7 @@ def test_more_elements_than_32_bits_count():
     for function in (
         lambda x: kernels.multiply_relu(x, x),
         lambda x: kernels.rms_norm(x, 4096, row),
+        lambda x: kernels.linear_act(x, row.expand(9, 4096)),
     ):
         result = function(x)
         for part in (slice(0, 2), slice(rows // 2, rows // 2 + 2), slice(rows - 2, rows)):
@@ -231,10 +238,10 @@ def test_more_elements_than_32_bits_count():
 @pytest.mark.cuda
 def test_in_a_cuda_graph():
     x = torch.randn(64, 768, device="cuda")
-    kernels.layer_norm_gelu(x, 768)
+    kernels.layer_norm_gelu(kernels.linear_act(x, x), 64)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = kernels.layer_norm_gelu(x, 768)
+        y = kernels.layer_norm_gelu(kernels.linear_act(x, x), 64)
     x.normal_()
     graph.replay()
-    near(y, F.gelu(F.layer_norm(x.double(), (768,))))
+    near(y, F.gelu(F.layer_norm(F.linear(x.double(), x.double()), (64,))))

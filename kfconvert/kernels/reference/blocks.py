@@ -48,15 +48,7 @@ def conv2d_gelu_dropout(x, weight, bias, p, training=True, stride=1, padding=0, 
 
 
 def depthwise_pointwise(
-    x,
-    depthwise_weight,
-    depthwise_bias,
-    pointwise_weight,
-    pointwise_bias,
-    activation,
-    stride=1,
-    padding=0,
-    dilation=1,
+    x, depthwise_weight, depthwise_bias, pointwise_weight, pointwise_bias, activation, stride=1, padding=0, dilation=1
 ) -> Tensor:
     y = F.conv2d(x, depthwise_weight, depthwise_bias, stride, padding, dilation, x.shape[-3])
     return activations.apply_activation(F.conv2d(y, pointwise_weight, pointwise_bias), activation)

@@ -1,5 +1,5 @@
-"""Triton kernels of the functions of two tensors and of the norms of rows, forward only: float32, float16 and bfloat16
-on CUDA, computed in float32.
+"""Triton kernels of the functions of two tensors, the norms of rows and linear layers, forward only: float32, float16
+and bfloat16 on CUDA, computed in float32.
 
 Signatures and results match kfconvert.ops. Unsupported arguments raise a one-line RuntimeError: float64, gradients,
 autocast, and for norms rows of more than 131072 elements (rows above 32768 are slow, because a program
@@ -10,6 +10,7 @@ tensors.
 
 from ...ops.declaration import OPERATORS
 from .combine import *
+from .linear import *
 from .norms import *
 
 __all__ = sorted(OPERATORS.keys() & globals().keys())

@@ -7,13 +7,13 @@ from torch import Tensor
 from ...ops.registration import require
 from .launch import tile
 
-_INTERPRETED = not isinstance(tile, triton.JITFunction)
+INTERPRETED = not isinstance(tile, triton.JITFunction)
 
 
 def require_forward(operator: str, *tensors: Tensor | None) -> None:
     """Raises a one-line RuntimeError for arguments that kfconvert.ops supports but the Triton kernels do not."""
     given = [tensor for tensor in tensors if tensor is not None]
-    require(_INTERPRETED or all(t.is_cuda for t in given), operator, "Triton needs CUDA tensors")
+    require(INTERPRETED or all(t.is_cuda for t in given), operator, "Triton needs CUDA tensors")
     wide = any(tensor.dtype == torch.float64 for tensor in given)
     require(not wide, operator, "the Triton kernels compute in float32 and do not support float64")
     cast = torch.is_autocast_enabled(given[0].device.type)

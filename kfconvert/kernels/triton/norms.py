@@ -17,31 +17,17 @@ from .launch import WIDEST, launch, tile
 
 
 def layer_norm_act(
-    x,
-    normalized_shape,
-    weight=None,
-    bias=None,
-    eps=1e-5,
-    activation="none",
-    residual=None,
-    return_sum=False,
+    x, normalized_shape, weight=None, bias=None, eps=1e-5, activation="none", residual=None, return_sum=False,
     negative_slope=0.01,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     affine = weight, bias, eps, 0.0
     return _norm(True, x, normalized_shape, residual, return_sum, affine, activation, negative_slope)
 
 
 def rms_norm_act(
-    x,
-    normalized_shape,
-    weight=None,
-    eps=1e-6,
-    activation="none",
-    residual=None,
-    return_sum=False,
-    offset=0.0,
+    x, normalized_shape, weight=None, eps=1e-6, activation="none", residual=None, return_sum=False, offset=0.0,
     negative_slope=0.01,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     affine = weight, None, eps, offset
     return _norm(False, x, normalized_shape, residual, return_sum, affine, activation, negative_slope)
 

@@ -27,11 +27,7 @@ __all__ = ["conv_act"]
 _CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
-@declare(
-    group="block",
-    example=lambda t, rows, columns: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4)),
-    timed_as="conv2d_bn_act",
-)
+@declare(group="block", example=lambda t, rows, columns: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4)), timed_as="conv2d_bn_act")
 def conv_act(
     x: torch.Tensor,
     weight: torch.Tensor,

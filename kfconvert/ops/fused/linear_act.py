@@ -11,6 +11,7 @@ from ..declaration import declare
 from ..registration import (
     autocast,
     cast_to_lower,
+    define,
     define_with_twin,
     differentiate_by_decomposition,
     has_kernels,
@@ -81,6 +82,10 @@ def _decompose(x, weight, bias, code, negative_slope):
 
 _OPERATOR, _INFERENCE = define_with_twin(
     "linear_act(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor", _compose
+)
+# Without gradients. kernels.triton has its kernel for CUDA, which needs float32 or a half type.
+linear_triton = define(
+    "linear_triton(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor", _compose
 )
 _DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)
