@@ -85,10 +85,7 @@ def _pretrained(name: str) -> nn.Module:
         raise WeightsUnavailable("torchvision publishes no weights for it")
     weights = published.DEFAULT
     try:
-        with (
-            socket_timeout(),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):  # torch.hub prints each download on stdout
+        with socket_timeout(), contextlib.redirect_stderr(io.StringIO()):  # torch.hub prints each download on stdout
             weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         return models.get_model(name, weights=weights)
     except (URLError, TimeoutError, ConnectionError) as error:

@@ -55,9 +55,7 @@ def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
 
 
 @declare(
-    group="attention",
-    example=lambda t, rows, columns: (t(rows, columns), 0.5),
-    runs="torch.softmax and F.dropout",
+    group="attention", example=lambda t, rows, columns: (t(rows, columns), 0.5), runs="torch.softmax and F.dropout"
 )
 def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor:
     """Computes ``dropout(softmax(scores))`` over the last dimension, or only the softmax without ``training``.
@@ -128,9 +126,7 @@ def _writes_no_scores(tensors, scale):
 
 
 @declare(
-    group="attention",
-    example=lambda t, rows, columns: (*t(3, 2, rows, 8), 2),
-    runs="flash_attention of another layout",
+    group="attention", example=lambda t, rows, columns: (*t(3, 2, rows, 8), 2), runs="flash_attention of another layout"
 )
 def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
     """Computes :func:`flash_attention` of ``num_heads`` column blocks and concatenates the results: (..., N, E).

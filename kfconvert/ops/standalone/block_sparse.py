@@ -27,12 +27,7 @@ _NARROWEST = 16
     runs="flex_attention; its time depends on the layout of the blocks",
 )
 def block_sparse_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: torch.Tensor,
-    block_size: int,
-    scale: float | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: torch.Tensor, block_size: int, scale: float | None = None
 ) -> torch.Tensor:
     """Computes ``softmax(q k^T scale) v`` over the blocks of scores that ``layout`` keeps, of shape (..., N, E).
 
@@ -100,11 +95,7 @@ def block_mask(layout: torch.Tensor, block_size: int, queries: int, keys: int):
         return layout[b % batch, h % heads, i // block_size, j // block_size]
 
     return BlockMask.from_kv_blocks(
-        *_listed(partial),
-        *_listed(whole),
-        BLOCK_SIZE=tile,
-        mask_mod=keeps,
-        seq_lengths=(queries, keys),
+        *_listed(partial), *_listed(whole), BLOCK_SIZE=tile, mask_mod=keeps, seq_lengths=(queries, keys)
     )
 
 

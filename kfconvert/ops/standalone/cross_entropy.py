@@ -26,16 +26,9 @@ from ..registration import (
 __all__ = ["cross_entropy"]
 
 
-@declare(
-    group="reduction",
-    example=lambda t, rows, columns: (t(rows, columns), torch.arange(rows, device=t().device)),
-)
+@declare(group="reduction", example=lambda t, rows, columns: (t(rows, columns), torch.arange(rows, device=t().device)))
 def cross_entropy(
-    x: Tensor,
-    target: Tensor,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
+    x: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
 ) -> Tensor:
     """Computes ``torch.nn.functional.cross_entropy`` of class indices without class weights.
 

@@ -81,11 +81,7 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return act_mul(gate, up, "gelu")
 
 
-@declare(
-    group="elementwise",
-    example=lambda t, rows, columns: (t(rows, columns), t(columns)),
-    why_aten=_scales_halves,
-)
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)), why_aten=_scales_halves)
 def mish_scale(x: Tensor, scale: Tensor | float) -> Tensor:
     """Computes ``mish(x) * scale`` with ``mish(x) = x tanh(softplus(x))``.
 

@@ -37,11 +37,7 @@ def _computes_statistics(x, weight, bias, running_mean, running_var, training=Fa
 
 @declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)))
 def layer_norm_relu(
-    x: Tensor,
-    normalized_shape: Shape,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Computes ``relu(layer_norm(x))``; :func:`kfconvert.ops.layer_norm_act` has the shapes and dtypes."""
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "relu")
@@ -49,11 +45,7 @@ def layer_norm_relu(
 
 @declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)))
 def layer_norm_gelu(
-    x: Tensor,
-    normalized_shape: Shape,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Computes ``gelu(layer_norm(x))``, the exact (erf) GELU; see :func:`layer_norm_relu`."""
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "gelu")
@@ -61,11 +53,7 @@ def layer_norm_gelu(
 
 @declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)))
 def layer_norm_silu(
-    x: Tensor,
-    normalized_shape: Shape,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Computes ``silu(layer_norm(x))``; see :func:`layer_norm_relu`."""
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "silu")
@@ -138,11 +126,7 @@ def shape_weight_eps(operator, normalized_shape, weight, eps):
 
 @declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), t(columns), (columns,), t(columns)))
 def add_rms_norm(
-    x: Tensor,
-    residual: Tensor | None,
-    normalized_shape: Shape,
-    weight: Tensor | None = None,
-    eps: float | None = None,
+    x: Tensor, residual: Tensor | None, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Computes ``(rms_norm(x + residual), x + residual)``; :func:`kfconvert.ops.rms_norm_act` with ``return_sum``.
 
@@ -155,11 +139,7 @@ def add_rms_norm(
 
 @declare(group="norm", example=lambda t, rows, columns: (t(2, 6, 5), 3, t(6), t(6)))
 def group_norm_silu(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Computes ``silu(group_norm(x))``; :func:`kfconvert.ops.group_norm_act` has the shapes and dtypes."""
     return group_norm_act(x, num_groups, weight, bias, eps, "silu")

@@ -16,10 +16,7 @@ __all__ = ["normalize_image"]
 _FEW_CHANNELS = 4
 
 
-@declare(
-    group="image",
-    example=lambda t, rows, columns: (t(2, rows, 6, 3).to(torch.uint8), (0.5,) * 3, (0.2,) * 3),
-)
+@declare(group="image", example=lambda t, rows, columns: (t(2, rows, 6, 3).to(torch.uint8), (0.5,) * 3, (0.2,) * 3))
 def normalize_image(
     image: Tensor,
     mean: Sequence[float] | Tensor,

@@ -25,10 +25,7 @@ from ..registration import (
 __all__ = ["prelu_bias"]
 
 
-@declare(
-    group="elementwise",
-    example=lambda t, rows, columns: (t(rows, columns), t(columns), t(columns)),
-)
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns), t(columns)))
 def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """Computes ``v = x + bias`` where it is positive, else ``v * weight``, in x's dtype, shape and memory format.
 

@@ -45,11 +45,7 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
     why_aten=_learns_the_scale,
 )
 def dequantize_int8(
-    q: Tensor,
-    scale: float | Tensor,
-    zero_point: int | Tensor = 0,
-    dim: int = -1,
-    dtype: torch.dtype = torch.float32,
+    q: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Computes ``(q - zero_point) * scale`` in ``dtype`` (half types are computed in float32); the arguments are
     those of :func:`quantize_int8`, q int8 of any shape and strides. Differentiable in a ``scale`` that

@@ -102,9 +102,7 @@ def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim
 
 
 @declare(
-    group="reduction",
-    example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)),
-    why_aten=_pairs_unlike,
+    group="reduction", example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)), why_aten=_pairs_unlike
 )
 def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Computes ``F.mse_loss(x, y, reduction=reduction)`` in one pass over memory.
@@ -245,9 +243,7 @@ def _autocast(args, device_type):
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "reduce_rows(Tensor x, Tensor? other, int dims, int term, bool mean, bool wide) -> Tensor",
-    _compose,
-    _fake,
+    "reduce_rows(Tensor x, Tensor? other, int dims, int term, bool mean, bool wide) -> Tensor", _compose, _fake
 )
 _BACKWARD = define(
     "reduce_rows_backward(Tensor grad, Tensor x, Tensor? other, int dims, int term, bool mean, bool both) "
