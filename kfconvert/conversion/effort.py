@@ -20,8 +20,8 @@ class Effort:
         seconds: processor time for preparation, captures and selection together, in addition to ``FORWARDS`` forwards.
             Captures of the calls that ``generate`` makes do not count.
         timing: share of the usual time for measurements.
-        generates_kernels: whether TorchInductor compiles the programs, too, which takes up to a minute each, and Triton
-            the strategy "triton".
+        generates_kernels: whether TorchInductor compiles programs that no earlier conversion timed with its kernels,
+            which takes up to a minute each, and Triton the strategy "triton".
         selection: seconds after which no further kind of site is measured; the remaining sites are not fused.
     """
 

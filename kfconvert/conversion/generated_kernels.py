@@ -24,6 +24,8 @@ from .workloads import Load, Loads
 _LOG = logging.getLogger(__name__)
 # Generated kernels must make a recorded call faster by this factor.
 LEAST_GAIN = 1.02
+# The program without them, by name of timing.
+_PROGRAM = "program"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def generate_kernels(
 ) -> list[GeneratedForm]:
     """Compiles the program of the model's first call form with TorchInductor for each of its workloads: the whole
     graph without fused modules ("all"), and the graph around them ("rest"). The program keeps the faster compiled form
-    if it is faster than the program itself, and if ``judge`` finds its outputs accurate.
+    if it is faster than the program itself, and if ``judge`` finds its outputs accurate. Where an earlier conversion
+    timed the same program, only the form that was faster is compiled, whatever the effort.
     """
     served = _served(captures, ledger)
     if served is None:
@@ -65,21 +68,26 @@ def generate_kernels(
     captured, variant = served
     program, every = variant.program, loads.of(captured)
     kernels = ("all", "rest") if program.fused else ("all",)
+    unknown = kernels if selector.effort.generates_kernels else ()
+    candidates, found = (_PROGRAM, *kernels), list[GeneratedForm]()
+    names = [f"generated kernels; {program.digest}, {kind_of_call(load.leaves)}" for load in every]
+    known = [selector.remembered.times(name, candidates) for name in names]
     made = list[dict[str, Generated]]()
-    with stages.stage("compile", len(every) * len(kernels)) as advance, torch.no_grad():
-        for load in every:
-            program.run(load.leaves)
-            made.append({})
-            for name in kernels:
-                form = _generated(program, captured, load.leaves, name)
-                made[-1] |= {} if form is None else {name: form}
-                advance()
-    with stages.stage("compare", len(every)) as advance:
-        found = []
-        for load, forms in zip(every, made):
-            found.append(_faster(captured, variant, load, forms, selector, judge))
+    with stages.stage("compile", len(every)) as advance:
+        for load, times in zip(every, known):
+            compiled = {name: _generated(program, captured, load.leaves, name) for name in _faster_in(times, unknown)}
+            made.append({name: form for name, form in compiled.items() if form is not None})
             advance()
-    return [chosen for chosen in found if chosen is not None]
+    with stages.stage("compare", len(every)) as advance:
+        for load, forms, name, times in zip(every, made, names, known):
+            if forms:
+                measured, chosen = _faster(captured, variant, load, forms, selector, judge)
+                if times is None and measured:
+                    selector.remembered.note(name, candidates, measured)
+                found += [] if chosen is None else [chosen]
+            advance()
+    selector.remembered.save()
+    return found
 
 
 def generate_again(captures: Captures, ledger: Ledger, generated: list[tuple[str, list[Any]]]) -> None:
@@ -89,8 +97,6 @@ def generate_again(captures: Captures, ledger: Ledger, generated: list[tuple[str
         return
     captured, variant = served
     for kernels, leaves in generated:
-        with torch.no_grad(), quiet_thread():
-            variant.program.run(leaves)
         made = _generated(variant.program, captured, leaves, kernels)
         if made is not None:
             variant.program.generated[kind_of_call(leaves)] = made
@@ -116,14 +122,15 @@ def _faster(
     made: dict[str, Generated],
     selector: Selector,
     judge: Judge | None,
-) -> GeneratedForm | None:
-    """Gives the program its fastest compiled form for ``load``, and returns it; None if no form is faster."""
+) -> tuple[dict[str, float], GeneratedForm | None]:
+    """Gives the program its fastest compiled form for ``load``; returns the times in microseconds of a recorded call,
+    and the form, None if no form is faster."""
     program, leaves = variant.program, load.leaves
     expected = program.run(leaves)
     kind = kind_of_call(leaves)
     forms: dict[str, Generated] = {}
     accuracy: dict[str, ValidationResult | None] = {}
-    calls: dict[str, Callable[[], Any]] = {"launched": partial(program.run, leaves)}
+    calls: dict[str, Callable[[], Any]] = {_PROGRAM: partial(program.run, leaves)}
     for name, form in made.items():
         call = form.call(program, program.plans(leaves), leaves)
         if call is None or not _is_like(call(leaves), expected):
@@ -135,18 +142,26 @@ def _faster(
         forms[name], calls[name] = form, partial(call, leaves)
     times = selector.replayed_us(calls)
     _LOG.info("recorded call: %s us", {name: round(time, 1) for name, time in times.items()})
-    best = min(forms.keys() & times.keys(), key=times.__getitem__, default=None)
-    if best is None or times[best] * LEAST_GAIN > times.get("launched", 0.0):
-        return None
-    program.generated[kind] = forms[best]
-    return GeneratedForm(best, times["launched"], times[best], described(tuple(leaves)), accuracy[best])
+    for best in _faster_in(times):
+        program.generated[kind] = forms[best]
+        return times, GeneratedForm(best, times[_PROGRAM], times[best], described(tuple(leaves)), accuracy[best])
+    return times, None
+
+
+def _faster_in(times: dict[str, float] | None, unknown: Sequence[str] = ()) -> Sequence[str]:
+    """Returns the fastest compiled form in ``times``, if it is faster than the program; ``unknown`` without times."""
+    if not times:
+        return unknown
+    best = min(times.keys() - {_PROGRAM}, key=times.__getitem__)
+    return [best] if times[best] * LEAST_GAIN < times[_PROGRAM] else []
 
 
 def _generated(program: Program, captured: Capture, leaves: list[Any], kernels: str) -> Generated | None:
-    """Returns a compiled form of ``program``, which has run with ``leaves``; None if there is none."""
+    """Returns a compiled form of ``program`` for flat inputs ``leaves``; None if there is none."""
     plain = captured.plain_program() if kernels == "all" and program.fused else None
     try:
         with torch.no_grad(), quiet_thread():
+            (plain or program).run(leaves)
             return Generated(program, leaves, plain)
     except Ungenerated as error:
         _LOG.info("no generated kernels (%s): %s", kernels, error)

@@ -88,7 +88,7 @@ def _stats_of_converted(
         graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
         generated: list[GeneratedForm] = []
-        if timed and recorded and effort.generates_kernels and not verdict.reverted:
+        if timed and recorded and not verdict.reverted:
             generated = generate_kernels(captures, ledger, selector, layouts.loads, verdict.judge, stages)
         taken = memory(prepared, captures, stages, bound)
         graphs.enabled = recorded

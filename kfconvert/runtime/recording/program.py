@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,8 @@ class Program:
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._way: Watch | None = None
         self._kinds = [self._kind(tensor) for tensor in self._tensors()]
+        #: Equal for programs of the same code that read tensors of the same kinds.
+        self.digest = hashlib.sha256(f"{module.code} {self._kinds}".encode()).hexdigest()
         self._derived = Derived()
         self._are_contents_recorded = False
         self._latest: weakref.ref[Plans] | None = None
