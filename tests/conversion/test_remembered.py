@@ -40,14 +40,8 @@ def timed(monkeypatch):
 
 
 def network(width=8):
-    layers = (
-        nn.Conv2d(3, width, 3, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(width * 36, 8),
-    )
-    return nn.Sequential(*layers).eval()
+    layers = nn.Conv2d(3, width, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * 36, 8)).eval()
 
 
 def converted(model=None):
