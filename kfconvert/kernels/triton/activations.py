@@ -32,6 +32,11 @@ def activate(v, NAME: tl.constexpr, negative_slope):
         v = tl.where(v < 0, 0.0, v)
     elif NAME == "gelu":
         v = 0.5 * v * (1.0 + tl.erf(v * 0.70710678))
+    elif NAME == "gelu_of_half":
+        # v sigmoid(v p(v^2)), within 6e-7 of the above with half as many instructions; p is a minimax fit up to 5.5.
+        z = tl.where(v * v > 30.25, 30.25, v * v)
+        p = (((-5.2099054e-9 * z + 3.85044842e-7) * z - 1.14524273e-5) * z + 1.59389398e-4) * z + 9.55929936e-5
+        v = v / (1.0 + tl.exp2(v * ((p * z - 0.10483858) * z - 2.30220723)))
     elif NAME == "gelu_tanh":
         v = v / (1.0 + tl.exp(-1.5957691 * (v + 0.044715 * v * v * v)))  # (1 + tanh(u)) / 2 is sigmoid(2 u)
     elif NAME == "silu":

@@ -13,10 +13,10 @@ from ...ops.registration import LIBRARY
 from .activations import activate
 from .arguments import INTERPRETED, require_forward
 
-# By the bytes of an element: rows, columns and depth of a tile, warps, stages, and the relative time of an element.
+# By the bytes of an element: rows, columns and depth of a tile, warps, stages, registers, relative time of an element.
 TILES = {
-    2: ((128, 256, 64, 8, 3, 1.0), (128, 128, 64, 8, 3, 1.0), (64, 64, 64, 4, 4, 1.4)),
-    4: ((64, 128, 32, 4, 3, 1.0), (64, 64, 32, 4, 3, 1.3)),
+    2: ((128, 256, 64, 8, 3, 255, 1.0), (128, 128, 64, 8, 3, 128, 1.0), (64, 64, 64, 4, 4, 255, 1.4)),
+    4: ((64, 128, 32, 4, 3, 255, 1.0), (64, 64, 32, 4, 3, 255, 1.3)),
 }
 
 
@@ -80,7 +80,7 @@ def _tile(rows: int, cols: int, size: int, device: torch.device) -> tuple:
     properties, cdiv = torch.cuda.get_device_properties(device), triton.cdiv
     width, memory = properties.multi_processor_count, properties.shared_memory_per_multiprocessor
     tiles = [t for t in TILES[size] if (t[0] + t[1]) * t[2] * t[4] * size <= memory]
-    return min(tiles, key=lambda t: cdiv(cdiv(rows, t[0]) * cdiv(cols, t[1]), width) * t[0] * t[1] * t[5])
+    return min(tiles, key=lambda t: cdiv(cdiv(rows, t[0]) * cdiv(cols, t[1]), width) * t[0] * t[1] * t[-1])
 
 
 def _linear(x, weight, bias, code, negative_slope):
@@ -90,13 +90,16 @@ def _linear(x, weight, bias, code, negative_slope):
         return y
     rows = y.numel() // cols
     x = x.reshape(rows, depth)
-    r, c, d, warps, stages, _ = _tile(rows, cols, x.element_size(), x.device)
+    r, c, d, warps, stages, registers, _ = _tile(rows, cols, x.element_size(), x.device)
     arguments = x, weight, None if bias is None else bias.contiguous(), y, negative_slope, rows, cols, depth
-    switches = {"SPLIT": x.dtype == torch.float32 or INTERPRETED, "ACTIVATION": BY_CODE[code].name}
+    name = BY_CODE[code].name
+    name += "_of_half" if name == "gelu" and x.element_size() == 2 else ""
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
+    switches = {"SPLIT": x.dtype == torch.float32 or INTERPRETED, "ACTIVATION": name}
     try:
         with torch.cuda.device_of(y):
             _kernel[(triton.cdiv(rows, r) * triton.cdiv(cols, c),)](
-                *arguments, *x.stride(), *weight.stride(), r, c, d, **switches, num_warps=warps, num_stages=stages
+                *arguments, *x.stride(), *weight.stride(), r, c, d, **switches, **options
             )
     except Exception as error:  # the compiler raises its own, and other libraries raise this
         raise RuntimeError(f"Triton: {type(error).__name__}: {error}") from error
