@@ -11,7 +11,7 @@ from torch import nn
 from .. import kernels
 from ..extension import EXTENSION_LOADED
 from ..ops.activations import ACTIVATIONS, apply_activation
-from ..ops.fused.linear_act import linear_act, linear_triton
+from ..ops.fused.linear_act import TILED_MIN_ROWS, linear_act, linear_triton
 from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, gelu_name, held, held_of, require_float_tensor, require_plain
@@ -29,14 +29,13 @@ _ROW_BYTES = 16
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 # Activations with a cuBLASLt epilogue, and whether it is GELU.
 _EPILOGUES = {"relu": False, "gelu_tanh": True}
-_TILED_MIN_ROWS = 64  # of the smallest tile of Triton's kernel
 _Linear = TypeVar("_Linear", bound="FusedLinear")
 
 
 def takes_triton(x: torch.Tensor, activation: str) -> bool:
     """Whether Triton's kernel, on x (..., in_features), may be faster than the library's. Imports Triton if it may."""
     wanted = x.dtype == torch.float32 or (x.dtype in _HALF_TYPES and activation not in ("none", *_EPILOGUES))
-    enough = x.is_cuda and x.numel() >= _TILED_MIN_ROWS * x.shape[-1] > 0
+    enough = x.is_cuda and x.numel() >= TILED_MIN_ROWS * x.shape[-1] > 0
     return wanted and enough and has_kernels(x) and _has_triton(x.device)
 
 

@@ -54,11 +54,12 @@ def test_what_cuda_offers_for_half_types():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@torch.no_grad()
 def test_one_triton_kernel(dtype):
-    pytest.importorskip("triton")
     module = FusedLinear(3000, 131, activation="gelu", device="cuda", dtype=dtype)
     x = torch.randn(2, 150, 3000, device="cuda", dtype=dtype)
     assert "triton" in check_strategies(module, x)
+    assert torch.equal(module._triton(x[:, :3]), module._kernel(x[:, :3]))
     assert "triton" not in module.strategies(x[0, :63]) and "triton" not in module.double().strategies(x.double())
     plain = FusedLinear(3000, 131, device="cuda", dtype=dtype)
     assert ("triton" in plain.strategies(x)) == (dtype == torch.float32)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.activations import BY_CODE, CODES
-from ...ops.fused.linear_act import check
+from ...ops.fused.linear_act import TILED_MIN_ROWS, check
 from ...ops.registration import LIBRARY
 from .activations import activate
 from .arguments import INTERPRETED, require_forward
@@ -106,6 +106,12 @@ def _linear(x, weight, bias, code, negative_slope):
     return y
 
 
-LIBRARY.impl("linear_triton", _linear, "CUDA")
+def _linear_or_library(x, weight, bias, code, negative_slope):
+    few = x.numel() < TILED_MIN_ROWS * weight.shape[1]  # a plan for more rows meets any number
+    run = torch.ops.kfconvert.linear_act_inference.default if few else _linear
+    return run(x, weight, bias, code, negative_slope)
+
+
+LIBRARY.impl("linear_triton", _linear_or_library, "CUDA")
 
 __all__ = ["linear_act"]

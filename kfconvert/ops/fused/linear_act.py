@@ -23,6 +23,8 @@ from ..registration import (
 
 __all__ = ["linear_act"]
 
+TILED_MIN_ROWS = 64  # of the smallest tile of Triton's kernel
+
 
 @declare(
     group="block",
@@ -83,7 +85,7 @@ def _decompose(x, weight, bias, code, negative_slope):
 _OPERATOR, _INFERENCE = define_with_twin(
     "linear_act(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor", _compose
 )
-# Without gradients. kernels.triton has its kernel for CUDA, which needs float32 or a half type.
+# Without gradients. kernels.triton has its kernel for CUDA and many rows, which needs float32 or a half type.
 linear_triton = define(
     "linear_triton(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor", _compose
 )
