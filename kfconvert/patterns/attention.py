@@ -227,13 +227,4 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     return Replacement(module, inputs, (), (match.root,))
 
 
-PATTERNS = (
-    Pattern(
-        name="attention",
-        tree=_TREE,
-        anchor="softmax",
-        refusal=_refusal,
-        build=_build,
-        cases=CASES,
-    ),
-)
+PATTERNS = (Pattern(name="attention", tree=_TREE, anchor="softmax", refusal=_refusal, build=_build, cases=CASES),)

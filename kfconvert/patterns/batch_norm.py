@@ -65,7 +65,7 @@ PATTERNS = family(
             Case(chain(batch_norm(track_running_stats=False), nn.ReLU), IMAGES, 0, "statistics of the batch"),
             Case(chain(conv(), batch_norm(), nn.ReLU), IMAGES, 0),
             Case(net(_of_six_dimensions, norm=batch_norm()), random((2, 8, 1, 2, 1, 3)), 0, "6 dimensions"),
-        ),
+        )
     },
     anchor="norm",
     refusal=_refusal,

@@ -101,10 +101,7 @@ _PLAIN: dict[str, tuple[Case, ...]] = {
         Case(net(lambda self, x: torch.relu(y := self.conv(x)) * y, **_SAME), IMAGES, 0, "also used by"),
         Case(net(_standardized, **_SAME), IMAGES, 0, "computed in the forward"),
     ),
-    "none": (
-        Case(conv(padding="same"), IMAGES),
-        Case(chain(conv(), batch_norm(), nn.ReLU), IMAGES, 0),
-    ),
+    "none": (Case(conv(padding="same"), IMAGES), Case(chain(conv(), batch_norm(), nn.ReLU), IMAGES, 0)),
 }
 
 

@@ -37,10 +37,7 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor], activation: str) -
     nodes, slope = linear_tensors(match), negative_slope(match.captures)
     transposed = "transposed_weight" in match.captures
     module = FusedLinear.from_tensors(
-        **live(tensor, nodes),
-        activation=activation,
-        negative_slope=slope,
-        transposed=transposed,
+        **live(tensor, nodes), activation=activation, negative_slope=slope, transposed=transposed
     )
     return Replacement(module, (match.captures["x"],), tuple(bound(module, nodes)), (match.root,))
 
@@ -71,10 +68,7 @@ _SPECIAL: dict[str, tuple[Case, ...]] = {
         Case(_of_shape((16, 8), 1), _BATCH, 0, "is broadcast"),
         Case(_of_shape((8,)), _BATCH, 0, "1 dimensions"),
     ),
-    "relu6": (
-        _pair(lambda: nn.Hardtanh(0, 6)),
-        Case(chain(linear(8, 16), lambda: nn.Hardtanh(0, 5)), _BATCH, 0),
-    ),
+    "relu6": (_pair(lambda: nn.Hardtanh(0, 6)), Case(chain(linear(8, 16), lambda: nn.Hardtanh(0, 5)), _BATCH, 0)),
     "quick_gelu": (
         _pair(net(lambda self, x: (1.702 * x).sigmoid() * x)),
         Case(chain(linear(8, 16), net(lambda self, x: x * (1.5 * x).sigmoid())), _BATCH, 0),

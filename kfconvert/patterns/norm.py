@@ -76,7 +76,7 @@ PATTERNS = (
             "relu": (
                 Case(chain(lambda: nn.LayerNorm((5, 16), bias=False), nn.ReLU), TOKENS),
                 Case(chain(lambda: nn.LayerNorm(16, elementwise_affine=False), nn.ReLU), TOKENS),
-            ),
+            )
         },
         **_COMMON,
     ),

@@ -12,10 +12,7 @@ from .norm_operators import NormOperators
 __all__ = ["layer_norm_act"]
 
 
-@declare(
-    group="norm",
-    example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)),
-)
+@declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)))
 def layer_norm_act(
     x: torch.Tensor,
     normalized_shape: int | tuple[int, ...],

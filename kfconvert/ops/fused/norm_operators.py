@@ -17,13 +17,7 @@ from torch import Tensor
 from ..activations import BY_CODE
 from ..double_backward import differentiable_gradients, is_differentiated
 from ..norms import accumulator, autocast_norm, check_norm, grad_of_residual, row_count, sum_requires_grad
-from ..registration import (
-    autocast,
-    define,
-    define_with_twin,
-    differentiate,
-    differentiate_by_decomposition,
-)
+from ..registration import autocast, define, define_with_twin, differentiate, differentiate_by_decomposition
 
 
 class NormOperators:

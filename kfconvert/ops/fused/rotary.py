@@ -71,9 +71,7 @@ def check_rope(x, cos, sin):
     """Raises RuntimeError if shapes, dtypes or devices are incompatible."""
     require_float("rope", x)
     require(
-        x.dim() >= 1 and x.shape[-1] % 2 == 0,
-        "rope",
-        f"x has shape {tuple(x.shape)}, expected an even last dimension",
+        x.dim() >= 1 and x.shape[-1] % 2 == 0, "rope", f"x has shape {tuple(x.shape)}, expected an even last dimension"
     )
     for name, tensor in (("cos", cos), ("sin", sin)):
         require_same_options("rope", name, x, tensor)

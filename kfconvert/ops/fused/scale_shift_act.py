@@ -28,11 +28,7 @@ __all__ = ["scale_shift_act"]
     timed_as="conv2d_bn_act",
 )
 def scale_shift_act(
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    activation: str = "none",
-    negative_slope: float = 0.01,
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, activation: str = "none", negative_slope: float = 0.01
 ) -> torch.Tensor:
     """Computes ``act(x * scale[c] + shift[c])`` with c along dimension 1, in x's dtype, shape and memory format.
 
