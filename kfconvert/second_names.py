@@ -7,39 +7,9 @@ Each alias is the same object as its target. A module of aliases lists them in i
 import importlib
 from typing import Any
 
-_ELEMENTWISE = (
-    "add_mul_exp",
-    "add_relu",
-    "add_sigmoid",
-    "geglu",
-    "mish_scale",
-    "mul_tanh",
-    "multiply_relu",
-    "prelu_bias",
-    "swish_multiply",
-)
-_FUSION = (
-    "add_layer_norm",
-    "add_rms_norm",
-    "batch_norm_relu",
-    "bias_dropout_add",
-    "bias_gelu",
-    "bias_relu",
-    "bias_silu",
-    "conv2d_bn_act",
-    "conv2d_gelu_dropout",
-    "ffn_block",
-    "gelu_dropout",
-    "group_norm_silu",
-    "layer_norm_gelu",
-    "layer_norm_relu",
-    "layer_norm_silu",
-    "rms_norm_gelu",
-)
 
-
-def _of_ops(*names: str) -> dict[str, str]:
-    return {name: f"kfconvert.ops.{name}" for name in names}
+def _of_ops(names: str) -> dict[str, str]:
+    return {name: f"kfconvert.ops.{name}" for name in names.split()}
 
 
 _FUSED = {
@@ -60,24 +30,21 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "kfconvert.kernels": {
         **_FUSED,
-        **_of_ops(
-            "SoftMaxOp",
-            "fused_adam",
-            "fused_adamw",
-            "fused_linear_activation",
-            "fused_multihead_attention",
-            "fused_sgd",
-            "get_cuda_softmax",
-        ),
+        **_of_ops("SoftMaxOp fused_adam fused_adamw fused_linear_activation fused_multihead_attention fused_sgd"),
+        **_of_ops("get_cuda_softmax"),
     },
-    "kfconvert.kernels.elementwise": _of_ops(*_ELEMENTWISE),
+    "kfconvert.kernels.elementwise": _of_ops(
+        "add_mul_exp add_relu add_sigmoid geglu mish_scale mul_tanh multiply_relu prelu_bias swish_multiply"
+    ),
     "kfconvert.kernels.fusion": {
-        **_of_ops(*_FUSION),
+        **_of_ops("add_layer_norm add_rms_norm batch_norm_relu bias_dropout_add bias_gelu bias_relu bias_silu"),
+        **_of_ops("conv2d_bn_act conv2d_gelu_dropout ffn_block gelu_dropout group_norm_silu layer_norm_gelu"),
+        **_of_ops("layer_norm_relu layer_norm_silu rms_norm_gelu"),
         "linear_activation": "kfconvert.ops.fused_linear_activation",
         "multihead_attention": "kfconvert.ops.fused_multihead_attention",
     },
     "kfconvert.kernels.reduction": {
-        **_of_ops("cross_entropy", "mse_loss", "softmax"),
+        **_of_ops("cross_entropy mse_loss softmax"),
         "mean_abs": "kfconvert.ops.reduce_mean_abs",
         "sum_squared": "kfconvert.ops.reduce_sum_squared",
     },

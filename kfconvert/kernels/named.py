@@ -17,10 +17,7 @@ def rebound(function: Callable, others: Mapping[str, Callable]) -> Callable:
     assert isinstance(function, FunctionType)
     values = {**function.__globals__, **others}
     own = FunctionType(function.__code__, values, function.__name__, function.__defaults__)
-    own.__annotations__, own.__doc__, own.__kwdefaults__ = (
-        function.__annotations__,
-        function.__doc__,
-        function.__kwdefaults__,
-    )
+    for name in ("__annotations__", "__doc__", "__kwdefaults__"):
+        setattr(own, name, getattr(function, name))
     values[function.__name__] = own
     return own

@@ -1,5 +1,6 @@
 """Definitions that are the plain ATen branches of the functions of kfconvert.ops, and others with few lines."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,8 +23,6 @@ _NAMED = {
 }
 globals().update(_GENERAL, **_NAMED)
 
-__all__ = ["batch_norm_relu", "bias_dropout_add", "cross_entropy", "gelu_dropout", *_GENERAL, *_NAMED]
-
 
 def batch_norm_relu(x, weight, bias, running_mean, running_var, training=False, momentum=0.1, eps=1e-5) -> Tensor:
     return F.relu(F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps))
@@ -43,3 +42,44 @@ def cross_entropy(
 
 def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     return F.dropout(F.gelu(x), p, training)
+
+
+def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+    return (x * x).sum(dim, keepdim)
+
+
+def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+    return x.abs().mean(dim, keepdim)
+
+
+def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
+
+
+def sliding_window(x: Tensor, size: int, stride: int, reduce: str = "mean") -> Tensor:
+    windows = x.unfold(-1, size, stride)
+    if reduce == "std":
+        return windows.std(-1, correction=0)
+    return {"mean": windows.mean, "sum": windows.sum, "max": windows.amax, "min": windows.amin}[reduce](-1)
+
+
+def sliding_window_mean_std(x: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    std, mean = torch.std_mean(x.unfold(-1, window, 1), -1, correction=0)
+    return mean, std
+
+
+def contract(equation: str, *tensors: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+    y = torch.einsum(equation, *tensors)
+    return y if shape is None else y.reshape(shape)
+
+
+def fused_adam(params, lr=1e-3, **options) -> torch.optim.Adam:
+    return torch.optim.Adam(params, lr, foreach=False, fused=False, **options)
+
+
+def fused_adamw(params, lr=1e-3, **options) -> torch.optim.AdamW:
+    return torch.optim.AdamW(params, lr, foreach=False, fused=False, **options)
+
+
+def fused_sgd(params, lr=1e-3, **options) -> torch.optim.SGD:
+    return torch.optim.SGD(params, lr, foreach=False, fused=False, **options)
