@@ -25,29 +25,19 @@ if TYPE_CHECKING:  # editors and type checkers do not evaluate __getattr__
     from .runtime import FrozenError, freeze
     from .validator import validate_optimization
 
-# The module of each public name. Names are imported on first use, because `kfconvert --help` must not wait for torch.
-_HOMES = {
-    "ArtifactError": "artifact",
-    "CUDA_AVAILABLE": "extension",
-    "EXTENSION_LOADED": "extension",
-    "CompileError": "jit",
-    "ConversionConfig": "converter",
-    "ConversionError": "converter",
-    "FrozenError": "runtime",
-    "ModelConverter": "converter",
-    "PatternError": "own_patterns",
-    "Weighted": "inputs",
-    "auto_convert_model": "converter",
-    "export": "artifact",
-    "freeze": "runtime",
-    "get_cuda_compiler": "jit",
-    "load": "artifact",
-    "prometheus_text": "report",
-    "register_pattern": "own_patterns",
-    "save": "artifact",
-    "unregister_pattern": "own_patterns",
-    "validate_optimization": "validator",
+# The public names by module. They are imported on first use, because `kfconvert --help` must not wait for torch.
+_NAMES = {
+    "artifact": ("ArtifactError", "export", "load", "save"),
+    "converter": ("ConversionConfig", "ConversionError", "ModelConverter", "auto_convert_model"),
+    "extension": ("CUDA_AVAILABLE", "EXTENSION_LOADED"),
+    "inputs": ("Weighted",),
+    "jit": ("CompileError", "get_cuda_compiler"),
+    "own_patterns": ("PatternError", "register_pattern", "unregister_pattern"),
+    "report": ("prometheus_text",),
+    "runtime": ("FrozenError", "freeze"),
+    "validator": ("validate_optimization",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _PACKAGES = ("auto_convert", "explain", "jit", "kernels", "modules", "ops", "profiling")
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def json_ready(value: Any) -> Any:
-    """Converts ``value`` to JSON values: NaN and infinities become None, other objects become text."""
+    """Converts ``value`` to JSON values: dataclasses become dicts, NaN and infinities None, other objects text."""
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

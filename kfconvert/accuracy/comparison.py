@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..json_values import json_ready
 from .float64_run import Reference
 from .outputs import Outputs
 
@@ -46,10 +47,6 @@ class ErrorStats:
     max_rel: float
     mean_rel: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON; a number that is not finite becomes None."""
-        return {key: _json_number(value) for key, value in dataclasses.asdict(self).items()}
-
 
 @dataclasses.dataclass(frozen=True)
 class ValidationResult:
@@ -75,20 +72,9 @@ class ValidationResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON; a number that is not finite becomes None."""
-        return {
-            "passed": self.passed,
-            "reason": self.reason,
-            "reference": self.reference,
-            "original_error": self.original_error and self.original_error.as_dict(),
-            "optimized_error": self.optimized_error and self.optimized_error.as_dict(),
-            "ratio": _json_number(self.ratio),
-            "accuracy_threshold": self.accuracy_threshold,
-            "differing": self.differing,
-            "outputs": [
-                {"original_error": original.as_dict(), "optimized_error": optimized.as_dict()}
-                for original, optimized in self.outputs
-            ],
-        }
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(ValidationResult)}
+        outputs = [{"original_error": original, "optimized_error": optimized} for original, optimized in self.outputs]
+        return json_ready({**fields, "outputs": outputs})
 
     def summary(self) -> str:
         if not self.passed:
@@ -334,7 +320,3 @@ def _float64(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.detach().double()
-
-
-def _json_number(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

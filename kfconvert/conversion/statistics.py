@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -86,9 +87,9 @@ def conversion_stats(result: Result) -> ConversionStats:
         "sites": [site.as_dict() for site in sites],
         "form_sites": [[site.as_dict() for site in form.sites] for form in result.captures.forms[1:]],
         "part_sites": [site.as_dict() for site in inner],
-        "near_misses": [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
+        "near_misses": [_located(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
         "unmatched_activations": [
-            _activation(each, captured.path) for captured in main for each in captured.findings.activations
+            _located(each, captured.path) for captured in main for each in captured.findings.activations
         ],
         "own_patterns": _own_patterns(result),
         "regions": list(result.captures.regions),
@@ -164,19 +165,11 @@ def _methods(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:
-    module = ".".join(filter(None, (region, miss.site)))
-    return {"pattern": miss.pattern, "module": module, "reason": miss.reason, "location": miss.location}
-
-
-def _activation(activation: UnmatchedActivation, region: str) -> dict[str, str | None]:
-    module = ".".join(filter(None, (region, activation.site)))
-    return {
-        "operator": activation.operator,
-        "source": activation.source,
-        "module": module,
-        "location": activation.location,
-    }
+def _located(found: NearMiss | UnmatchedActivation, region: str) -> dict[str, Any]:
+    """Returns the fields, with the path of the module in the model in place of that in the ``region``."""
+    fields = dataclasses.asdict(found)
+    module = ".".join(filter(None, (region, fields.pop("site"))))
+    return {**fields, "module": module}
 
 
 def _memory(result: Result) -> dict[str, Any] | None:
@@ -207,7 +200,7 @@ def _why_nothing(result: Result) -> str:
     if sites:
         reason, count = Counter(site.reason for site in sites).most_common(1)[0]
         return f"{len(sites)} sites were found, none was applied; {count} of them: {reason}"
-    misses = [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses]
+    misses = [_located(miss, captured.path) for captured in main for miss in captured.findings.near_misses]
     if misses:
         nearest = "{pattern} at {module}: {reason}".format(**misses[0] | {"module": misses[0]["module"] or "the root"})
         return f"no site was found; nearest: {nearest}{at(misses[0]['location'])}"

@@ -46,13 +46,8 @@ class ImplementationResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields, ready for JSON. Numbers that are not finite become None."""
-        return json_ready(
-            {
-                **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
-                "measurement": self.measurement.as_dict(),
-                "speedup": self.speedup and self.speedup.as_dict(),
-            }
-        )
+        speedup = self.speedup and self.speedup.as_dict()
+        return json_ready({**vars(self), "measurement": self.measurement.as_dict(), "speedup": speedup})
 
     def summary(self) -> str:
         """Returns the result as one line of text."""

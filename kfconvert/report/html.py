@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -223,26 +223,19 @@ def _further(stats: dict[str, Any]) -> list[str]:
 
 def _memory_bars(memory: dict[str, Any]) -> list[Bar]:
     kept = {"weights": memory["weights"], "derived": memory["derived"] or 0}
-    return _byte_bars(kept | ({"CUDA graphs": memory["recordings"]} if memory["recordings"] else {}))
+    return _bars(kept | ({"CUDA graphs": memory["recordings"]} if memory["recordings"] else {}), bytes_text)
 
 
 def _peak_bars(peak: dict[str, Any]) -> list[Bar]:
-    return _byte_bars({f"{model} model": peak[model] for model in ("original", "converted") if peak[model] is not None})
+    known = {f"{model} model": peak[model] for model in ("original", "converted") if peak[model] is not None}
+    return _bars(known, bytes_text)
 
 
-def _byte_bars(values: dict[str, int]) -> list[Bar]:
-    return [Bar(name, bytes_text(value), share) for (name, value), share in zip(values.items(), _shares(values))]
-
-
-def _bars(microseconds: dict[str, float]) -> list[Bar]:
-    shares = _shares(microseconds)
-    return [Bar(name, time_text(value), share) for (name, value), share in zip(microseconds.items(), shares)]
-
-
-def _shares(values: Mapping[str, float]) -> list[float]:
-    """Each value in percent of the largest."""
+def _bars(values: Mapping[str, Any], text: Callable[[Any], str] = time_text) -> list[Bar]:
+    """One bar for each value: a number of microseconds, unless ``text`` is of another unit."""
     most = max(values.values(), default=0)
-    return [min(100.0, max(0.0, 100 * value / most)) if most > 0 else 0.0 for value in values.values()]
+    shares = {name: min(100.0, max(0.0, 100 * value / most)) if most > 0 else 0.0 for name, value in values.items()}
+    return [Bar(name, text(value), shares[name]) for name, value in values.items()]
 
 
 def _plain(values: dict[str, Any]) -> list[tuple[str, Any]]:
