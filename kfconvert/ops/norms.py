@@ -27,6 +27,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def is_channels_last(x: torch.Tensor) -> bool:
+    """Whether images are stored as (N, spatial, C), and are not also contiguous."""
+    # Inside of vmap, ``is_contiguous`` takes no memory format.
+    return x.dim() in (4, 5) and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
 def row_count(x: torch.Tensor, shape) -> int:
     """Returns the number of rows of ``shape`` in x."""
     rows = 1

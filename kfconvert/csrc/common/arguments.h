@@ -286,10 +286,14 @@ struct GroupNorm {
   const void* x;       // (rows, channels, inner)
   const void* weight;  // (groups, channels) or null
   const void* bias;    // (groups, channels) or null
+  void* partials;      // (rows, parts, 2), accumulation type: mean and sum of squared deviations of a part; or null
   int64_t rows;        // images * groups
   int64_t groups;
   int64_t channels;
   int64_t inner;
+  int64_t parts;       // of a row, more than one of which need partials; 0: x is not taken as it is
+  int64_t part;        // elements of a part (channels last: positions), of the last one what is left
+  bool channels_last;  // x and y: (images, inner, groups * channels)
   double eps;
   DType dtype;
   int activation;

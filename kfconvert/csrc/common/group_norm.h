@@ -1,4 +1,5 @@
-// Host side of group_norm_act, for any backend: y = act(group_norm(x)), x and y contiguous, and its backward.
+// Host side of group_norm_act, for any backend: y = act(group_norm(x)), and its backward. y is channels last where x
+// is, else contiguous; a backend may read contiguous x only, which takes copies.
 #pragma once
 
 #include "host.h"
@@ -40,18 +41,30 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> group_norm_full(const Tensor&
   set_rows(op, x_in, groups, a);
   const OptionalTensor weight = of_channels(op, "weight", weight_in, x_in);
   const OptionalTensor bias = of_channels(op, "bias", bias_in, x_in);
-  const Tensor x = as_contiguous(x_in);
+  a.channels_last = is_channels_last(x_in);
+  const Tensor x = a.channels_last ? x_in : as_contiguous(x_in);
   const Tensor y = empty_with_layout_of(x);
-  OptionalTensor mean, rstd;
+  a.x = x.const_data_ptr();
+  a.y = y.mutable_data_ptr();
+  if (a.rows > 0) Backend::plan_group_norm(a, x);
+  if (a.channels_last && a.parts == 0) {
+    const auto [result, mean, rstd] =
+        group_norm_full<Backend>(as_contiguous(x), groups, weight, bias, eps, activation, slope, want_statistics);
+    copy_into(y, result);
+    return {y, mean, rstd};
+  }
+  const Options wide = accumulator(options_of(x), a.dtype);
+  OptionalTensor mean, rstd, partials;
   if (want_statistics) {
-    const Options wide = accumulator(options_of(x), a.dtype);
     mean = empty(wide, {x.size(0) * groups});
     rstd = empty(wide, {x.size(0) * groups});
     a.mean = mean->mutable_data_ptr();
     a.rstd = rstd->mutable_data_ptr();
   }
-  a.x = x.const_data_ptr();
-  a.y = y.mutable_data_ptr();
+  if (a.parts > 1) {
+    partials = empty(wide, {a.rows, a.parts, 2});
+    a.partials = partials->mutable_data_ptr();
+  }
   a.weight = data_or_null(weight);
   a.bias = data_or_null(bias);
   a.eps = eps;

@@ -178,6 +178,21 @@ inline bool is_dense(const Tensor& t) {
   return true;
 }
 
+// Whether images are stored as (N, spatial, C). Where that is contiguous as well, they are not.
+inline bool is_channels_last(const Tensor& t) {
+  const int64_t dim = t.dim();
+  if (dim < 4 || dim > 5 || t.is_contiguous()) return false;
+  int64_t expected = 1;
+  const auto is_next = [&](int64_t i) {
+    const bool fits = t.size(i) == 1 || t.stride(i) == expected;
+    expected *= t.size(i);
+    return fits;
+  };
+  bool fits = is_next(1);
+  for (int64_t i = dim - 1; i > 1; --i) fits = fits && is_next(i);
+  return fits && is_next(0);
+}
+
 inline bool same_layout(const Tensor& a, const Tensor& b) {
   const auto sizes = a.sizes();
   const auto strides_a = a.strides();

@@ -1,97 +1,632 @@
 // y = act((x - mean(x)) / sqrt(var(x) + eps) * weight + bias), statistics over a row
-//   x, y: (rows, channels, inner), a row the channels of one group of one image;  weight, bias: (groups, channels);
-//   mean, rstd: (rows), where a gradient follows
+//   x, y: (rows, channels, inner), a row the channels of one group of one image, or, channels last, (images, inner,
+//   groups * channels);  weight, bias: (groups, channels);  mean, rstd: (rows), where a gradient follows;
+//   partials: (rows, parts, 2), the moments of parts of rows
 //
-// Limited by memory bandwidth: a block a row, which it reads three times, after the first mostly from L2, and
-// writes once. Few images of few groups leave multiprocessors idle.
+// Limited by memory bandwidth: x is read twice and y written once. Many contiguous rows take a block each, which reads
+// its row the second time mostly from L2. Few long rows, and channels-last images, are cut into parts that fill the
+// device: one kernel leaves the moments of each part, a second one combines those of its rows and writes y. Moments are
+// combined in the same order at every call.
+#include <numeric>
+
 #include "kernels.h"
 #include "vector.cuh"
 
 namespace kfc {
 namespace {
 
-// N elements a thread and access; they are of one channel, as N divides inner.
-template <class T, int N, int THREADS>
-__global__ void __launch_bounds__(THREADS) group_norm_kernel(GroupNorm a) {
+constexpr int kBatch = 4;  // packs that a thread loads before it uses the first of them
+constexpr int kPartThreads = 256;
+constexpr int kMostTileThreads = 512;
+constexpr int kTileBytes = 128;                  // of a position that a block reads at least, where there are as many
+constexpr int kMostGroups = 64;                  // of a tile: more than one channel each, or all in kTileBytes
+constexpr int kThreadsPerMultiprocessor = 1024;  // have enough loads in flight
+// A block reads a shorter row sooner than a second kernel starts.
+constexpr int64_t kLeastBytes = 65536;
+// Each block of the second kernel reads the moments of this many parts in little time.
+constexpr int64_t kFewParts = 64;
+// One block reads so many batches of packs a thread in less time than two kernels take.
+constexpr int64_t kFewTurns = 2;
+constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+
+// How many values, their mean, and the sum of the squares of their deviations from it.
+template <class A>
+struct Moments {
+  A count;
+  A mean;
+  A squares;
+};
+
+// From sums over deviations from a pivot. It is one of the values: equal values leave nothing, and the squares lose no
+// more digits than their number has, however far the mean is from 0.
+template <class A>
+__device__ __forceinline__ Moments<A> moments_of(A count, A pivot, A sum, A squares) {
+  if (count == A(0)) return {A(0), A(0), A(0)};
+  const A deviation = sum / count;
+  const A rest = squares - sum * deviation;
+  return {count, pivot + deviation, rest < A(0) ? A(0) : rest};
+}
+
+template <int N, class A>
+__device__ __forceinline__ void add_deviations(const A (&values)[N], A pivot, A& sum, A& squares) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const A deviation = values[j] - pivot;
+    sum += deviation;
+    squares += deviation * deviation;
+  }
+}
+
+// Of a thread's share of x[begin] to x[end - 1], which THREADS threads divide by packs.
+template <int N, int THREADS, class T>
+__device__ __forceinline__ auto moments_of_share(const T* x, int64_t begin, int64_t end) {
+  using A = typename Accumulate<T>::type;
+  using P = Pack<T, N>;
+  constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
+  const int64_t first = begin + static_cast<int64_t>(threadIdx.x) * N;
+  const A pivot = first < end ? static_cast<A>(widen(x[first])) : A(0);
+  A sum = 0;
+  A squares = 0;
+  int64_t packs = 0;
+  for (int64_t at = first; at < end; at += kBatch * kStep) {
+    Word<P> words[kBatch] = {};
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (at + b * kStep < end) words[b] = load_word<P>(x + at + b * kStep);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (at + b * kStep >= end) continue;
+      A values[N];
+      widen_word<T>(words[b], values);
+      add_deviations(values, pivot, sum, squares);
+      ++packs;
+    }
+  }
+  return moments_of(static_cast<A>(packs * N), pivot, sum, squares);
+}
+
+// Of all values of a block's threads, `count` of them; pivot: one of the values, the same for all threads. All threads
+// get them.
+template <int THREADS, class A>
+__device__ __forceinline__ Moments<A> combined(const Moments<A>& own, A pivot, A count, A* shared) {
+  const A mean = pivot + row_sum<THREADS>(own.count * (own.mean - pivot), shared) / count;
+  const A deviation = own.mean - mean;
+  return {count, mean, row_sum<THREADS>(own.squares + own.count * deviation * deviation, shared)};
+}
+
+// Sums over `width` neighboring lanes, a power of two; all threads of a warp must call it.
+template <class A>
+__device__ __forceinline__ A team_sum(A value, int width) {
+  for (int offset = width / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Of a row, from its parts, by `width` neighboring lanes, of which this is lane `member`. A row has `length` elements
+// or positions, of `each` values.
+template <class A>
+__device__ __forceinline__ Moments<A> combined_parts(const GroupNorm& a, int64_t row, int64_t length, A each,
+                                                     int member, int width) {
+  using Pair = Pack<A, 2>;
+  const A* partials = static_cast<const A*>(a.partials) + 2 * row * a.parts;
+  const auto count_of = [&](int64_t part) {
+    const int64_t left = length - part * a.part;
+    return static_cast<A>(left < a.part ? left : a.part);
+  };
+  const A pivot = partials[0];
+  A sum = 0;
+  for (int64_t part = member; part < a.parts; part += width) {
+    sum += count_of(part) * (partials[2 * part] - pivot);
+  }
+  const A mean = pivot + team_sum(sum, width) / static_cast<A>(length);
+  A squares = 0;
+  for (int64_t part = member; part < a.parts; part += width) {
+    const Pair moments = load_pack<Pair>(partials + 2 * part);
+    const A deviation = moments.v[0] - mean;
+    squares += moments.v[1] + each * count_of(part) * deviation * deviation;
+  }
+  return {each * static_cast<A>(length), mean, team_sum(squares, width)};
+}
+
+template <class A>
+__device__ __forceinline__ A rstd_of(const GroupNorm& a, const Moments<A>& moments) {
+  return rsqrt(moments.squares / moments.count + static_cast<A>(a.eps));
+}
+
+template <class A>
+__device__ __forceinline__ void leave_statistics(const GroupNorm& a, int64_t row, A mean, A rstd) {
+  if (a.mean != nullptr) static_cast<A*>(a.mean)[row] = mean;
+  if (a.rstd != nullptr) static_cast<A*>(a.rstd)[row] = rstd;
+}
+
+template <class A>
+__device__ __forceinline__ void leave_partial(const GroupNorm& a, int64_t row, int64_t part,
+                                              const Moments<A>& moments) {
+  Pack<A, 2> pair;
+  pair.v[0] = moments.mean;
+  pair.v[1] = moments.squares;
+  store_pack(static_cast<A*>(a.partials) + 2 * (row * a.parts + part), pair);
+}
+
+// y of the elements `begin` to `end` - 1 of a contiguous row
+template <int act, class T, int N, int THREADS, class A>
+__device__ __forceinline__ void normalize(const GroupNorm& a, int64_t row, int64_t begin, int64_t end, A mean, A rstd) {
+  using P = Pack<T, N>;
+  constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
+  const int64_t start = row * a.channels * a.inner;
+  const T* x = static_cast<const T*>(a.x) + start;
+  T* y = static_cast<T*>(a.y) + start;
+  const int64_t first = row % a.groups * a.channels;
+  for (int64_t at = begin + static_cast<int64_t>(threadIdx.x) * N; at < end; at += kBatch * kStep) {
+    Word<P> words[kBatch] = {};
+    A scale[kBatch];
+    A shift[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t col = at + b * kStep;
+      scale[b] = rstd;
+      shift[b] = 0;
+      if (col >= end) continue;
+      words[b] = load_word<P>(x + col);
+      // A division of 64-bit integers for each access would cost more than the access.
+      const int64_t channel = first + static_cast<uint32_t>(col) / static_cast<uint32_t>(a.inner);
+      if (a.weight != nullptr) scale[b] *= widen(static_cast<const T*>(a.weight)[channel]);
+      if (a.bias != nullptr) shift[b] = widen(static_cast<const T*>(a.bias)[channel]);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t col = at + b * kStep;
+      if (col >= end) continue;
+      A values[N];
+      widen_word<T>(words[b], values);
+#pragma unroll
+      for (int j = 0; j < N; ++j) values[j] = (values[j] - mean) * scale[b] + shift[b];
+      activate_as<act, T>(a.activation, values, static_cast<A>(a.slope));
+      store<N>(y + col, values);
+    }
+  }
+}
+
+// A block a row. Packs of N elements are of one channel, as N divides inner.
+template <int act, class T, int N, int THREADS>
+__global__ void __launch_bounds__(THREADS, kThreadsPerMultiprocessor / THREADS) row_kernel(GroupNorm a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
   const int64_t cols = a.channels * a.inner;
-  const A inverse = A(1) / static_cast<A>(cols);
-  const int64_t start = static_cast<int64_t>(threadIdx.x) * N;
-  constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * cols;
-    T* y = static_cast<T*>(a.y) + row * cols;
-    A total = 0;
-    for (int64_t col = start; col < cols; col += kStep) {
-      A s[N];
-      load<N>(x + col, s);
+    const Moments<A> own = moments_of_share<N, THREADS>(x, 0, cols);
+    const Moments<A> all = combined<THREADS>(own, static_cast<A>(widen(x[0])), static_cast<A>(cols), shared);
+    const A rstd = rstd_of(a, all);
+    if (threadIdx.x == 0) leave_statistics(a, row, all.mean, rstd);
+    normalize<act, T, N, THREADS>(a, row, 0, cols, all.mean, rstd);
+  }
+}
+
+// The part of a contiguous row that a block takes.
+struct PartOfRow {
+  int64_t row;
+  int64_t part;
+  int64_t begin;
+  int64_t end;
+
+  explicit __device__ PartOfRow(const GroupNorm& a) {
+    const unsigned parts = static_cast<unsigned>(a.parts);
+    row = blockIdx.x / parts;
+    part = blockIdx.x % parts;
+    begin = part * a.part;
+    const int64_t cols = a.channels * a.inner;
+    end = begin + a.part < cols ? begin + a.part : cols;
+  }
+};
+
+template <class T, int N>
+__global__ void __launch_bounds__(kPartThreads, kThreadsPerMultiprocessor / kPartThreads)
+    part_moments_kernel(GroupNorm a) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  __shared__ A shared[32];
+  const PartOfRow p(a);
+  const T* x = static_cast<const T*>(a.x) + p.row * a.channels * a.inner;
+  const Moments<A> own = moments_of_share<N, kPartThreads>(x, p.begin, p.end);
+  const A pivot = widen(x[p.begin]);
+  const Moments<A> all = combined<kPartThreads>(own, pivot, static_cast<A>(p.end - p.begin), shared);
+  if (threadIdx.x == 0) leave_partial(a, p.row, p.part, all);
+}
+
+template <int act, class T, int N>
+__global__ void __launch_bounds__(kPartThreads, kThreadsPerMultiprocessor / kPartThreads)
+    part_result_kernel(GroupNorm a) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  const PartOfRow p(a);
+  // By each warp for itself, which takes no barrier.
+  const Moments<A> all = combined_parts(a, p.row, a.channels * a.inner, A(1), threadIdx.x % 32, 32);
+  const A rstd = rstd_of(a, all);
+  if (threadIdx.x == 0 && p.part == 0) leave_statistics(a, p.row, all.mean, rstd);
+  normalize<act, T, N, kPartThreads>(a, p.row, p.begin, p.end, all.mean, rstd);
+}
+
+// How channels-last images are divided: a tile is some whole groups of all positions, and a block takes a part of its
+// positions. A thread holds one pack of channels, and takes every depth-th position of the part.
+struct Tiles {
+  int threads;  // of a block
+  int lanes;    // packs of channels of a tile; the last tile of an image may have fewer
+  int depth;    // positions that are read at a time
+  int count;    // of an image
+  int team;     // neighboring threads that share the work for a group
+  int parts;
+  int64_t part;  // positions
+};
+
+template <int N>
+struct PartOfTile {
+  int64_t image;
+  int64_t part;
+  int64_t begin;  // the positions
+  int64_t end;
+  int64_t first_channel;
+  int channels;
+  int lane;  // of this thread
+  int level;
+  bool active;
+
+  __device__ PartOfTile(const GroupNorm& a, const Tiles& t) {
+    const unsigned parts = static_cast<unsigned>(t.parts);
+    const unsigned tile = blockIdx.x / parts;
+    part = blockIdx.x % parts;
+    image = tile / static_cast<unsigned>(t.count);
+    begin = part * t.part;
+    end = begin + t.part < a.inner ? begin + t.part : a.inner;
+    first_channel = static_cast<int64_t>(tile % static_cast<unsigned>(t.count)) * t.lanes * N;
+    const int64_t left = a.groups * a.channels - first_channel;
+    channels = left < t.lanes * N ? static_cast<int>(left) : t.lanes * N;
+    lane = threadIdx.x % t.lanes;
+    level = threadIdx.x / t.lanes;
+    active = level < t.depth && lane * N < channels;
+  }
+
+  __device__ int64_t row(const GroupNorm& a, int group) const {
+    return image * a.groups + first_channel / a.channels + group;
+  }
+
+  // Where this thread's channels are at position 0
+  __device__ int64_t start(const GroupNorm& a) const {
+    return image * a.inner * a.groups * a.channels + first_channel + lane * N;
+  }
+};
+
+// Calls leave(group of the tile, its moments in this part) by one thread for each group. Between the threads, the
+// moments of channel c of level l are at (c % N) * pitch + l * lanes + c / N, so that neither neighboring threads nor
+// neighboring channels share a bank of shared memory.
+template <class T, int N, class Leave>
+__device__ __forceinline__ void moments_of_tile(const GroupNorm& a, const Tiles& t, const PartOfTile<N>& p,
+                                                Leave leave) {
+  using A = typename Accumulate<T>::type;
+  using P = Pack<T, N>;
+  constexpr unsigned pitch = kMostTileThreads + 32 / N;
+  __shared__ A means[N * pitch];
+  __shared__ A squares_of[N * pitch];
+  const int length = static_cast<int>(p.end - p.begin);
+  const int turns = length / t.depth;
+  const int rest = length % t.depth;
+  const auto count_of = [&](int level) { return static_cast<A>(turns + (level < rest ? 1 : 0)); };
+  if (p.active) {
+    A pivot[N] = {};
+    A sum[N] = {};
+    A squares[N] = {};
+    const int64_t step = a.groups * a.channels;
+    const T* x = static_cast<const T*>(a.x) + p.start(a);
+    if (p.level < length) load<N>(x + (p.begin + p.level) * step, pivot);
+    for (int64_t at = p.begin + p.level; at < p.end; at += kBatch * t.depth) {
+      Word<P> words[kBatch] = {};
 #pragma unroll
-      for (int j = 0; j < N; ++j) total += s[j];
-    }
-    A mean = row_sum<THREADS>(total, shared) * inverse;
-    A squares = 0;
-    for (int64_t col = start; col < cols; col += kStep) {
-      A s[N];
-      load<N>(x + col, s);
-#pragma unroll
-      for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
-    }
-    A variance = row_sum<THREADS>(squares, shared) * inverse;
-    correct_moments<THREADS>(mean, variance, inverse, shared, [&] {
-      A sum = 0;
-      for (int64_t col = start; col < cols; col += kStep) {
-        A s[N];
-        load<N>(x + col, s);
-#pragma unroll
-        for (int j = 0; j < N; ++j) sum += s[j] - mean;
+      for (int b = 0; b < kBatch; ++b) {
+        if (at + b * t.depth < p.end) words[b] = load_word<P>(x + (at + b * t.depth) * step);
       }
-      return sum;
-    });
-    const A rstd = rsqrt(variance + static_cast<A>(a.eps));
-    if (threadIdx.x == 0) {
-      if (a.mean != nullptr) static_cast<A*>(a.mean)[row] = mean;
-      if (a.rstd != nullptr) static_cast<A*>(a.rstd)[row] = rstd;
-    }
-    const int64_t first = row % a.groups * a.channels;
-    for (int64_t col = start; col < cols; col += kStep) {
-      // A division of 64-bit integers for each access would cost more than the access.
-      const int64_t channel = first + static_cast<uint32_t>(col) / static_cast<uint32_t>(a.inner);
-      const A scale = a.weight == nullptr ? rstd : rstd * widen(static_cast<const T*>(a.weight)[channel]);
-      const A shift = a.bias == nullptr ? A(0) : widen(static_cast<const T*>(a.bias)[channel]);
-      A s[N];
-      load<N>(x + col, s);
 #pragma unroll
-      for (int j = 0; j < N; ++j) s[j] = (s[j] - mean) * scale + shift;
-      activate_pack<T>(a.activation, s, static_cast<A>(a.slope));
-      store<N>(y + col, s);
+      for (int b = 0; b < kBatch; ++b) {
+        if (at + b * t.depth >= p.end) continue;
+        A values[N];
+        widen_word<T>(words[b], values);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          const A deviation = values[j] - pivot[j];
+          sum[j] += deviation;
+          squares[j] += deviation * deviation;
+        }
+      }
+    }
+    const A count = count_of(p.level);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const Moments<A> own = moments_of(count, pivot[j], sum[j], squares[j]);
+      means[j * pitch + threadIdx.x] = own.mean;
+      squares_of[j * pitch + threadIdx.x] = own.squares;
     }
   }
+  __syncthreads();
+  const int channels = static_cast<int>(a.channels);
+  const int groups = p.channels / channels;
+  const int levels = t.depth < length ? t.depth : length;
+  const int team = threadIdx.x / t.team;
+  const int teams = t.threads / t.team;
+  // A member takes every so many-th of the (level, channel) of its group, without a division for each.
+  const int member = threadIdx.x % t.team;
+  const int first_level = member / channels;
+  const int first_channel = member % channels;
+  const int level_step = t.team / channels;
+  const int channel_step = t.team % channels;
+  const A total = static_cast<A>(length) * static_cast<A>(channels);
+  for (int first = 0; first < groups; first += teams) {
+    const bool given = first + team < groups;
+    const int group = given ? first + team : 0;
+    const unsigned start = group * channels;
+    const auto each = [&](auto add) {
+      int channel = first_channel;
+      for (int level = first_level; level < levels; level += level_step) {
+        const unsigned c = start + channel;
+        add(count_of(level), (c % N) * pitch + level * t.lanes + c / N);
+        channel += channel_step;
+        if (channel >= channels) {
+          channel -= channels;
+          ++level;
+        }
+      }
+    };
+    const A pivot = means[(start % N) * pitch + start / N];
+    A sum = 0;
+    each([&](A count, unsigned at) { sum += count * (means[at] - pivot); });
+    const A mean = pivot + team_sum(sum, t.team) / total;
+    A squares = 0;
+    each([&](A count, unsigned at) {
+      const A deviation = means[at] - mean;
+      squares += squares_of[at] + count * deviation * deviation;
+    });
+    squares = team_sum(squares, t.team);
+    if (given && member == 0) leave(group, Moments<A>{total, mean, squares});
+  }
+}
+
+// Of N channels; a pack of them is read in one access where it can be.
+template <int N, class T, class A>
+__device__ __forceinline__ void read_channels(const void* values, int64_t channel, A otherwise, A (&to)[N]) {
+  const T* from = static_cast<const T*>(values) + channel;
+  if (values == nullptr) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] = otherwise;
+  } else if (N > 1 && reinterpret_cast<uintptr_t>(values) % kPackBytes == 0) {
+    load<N>(from, to);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] = widen(from[j]);
+  }
+}
+
+// What the threads of a block share: of each group of the tile.
+template <class A>
+struct Statistics {
+  A mean[kMostGroups];
+  A rstd[kMostGroups];
+};
+
+template <int N, class A>
+__device__ __forceinline__ void keep(const GroupNorm& a, const PartOfTile<N>& p, int group, const Moments<A>& moments,
+                                     Statistics<A>& kept) {
+  const A rstd = rstd_of(a, moments);
+  kept.mean[group] = moments.mean;
+  kept.rstd[group] = rstd;
+  if (p.part == 0) leave_statistics(a, p.row(a, group), moments.mean, rstd);
+}
+
+// y of the part
+template <int act, class T, int N, class A>
+__device__ __forceinline__ void normalize_tile(const GroupNorm& a, const Tiles& t, const PartOfTile<N>& p,
+                                               const Statistics<A>& kept) {
+  using P = Pack<T, N>;
+  if (!p.active) return;
+  A mean[N];
+  A scale[N];
+  A shift[N];
+  read_channels<N, T>(a.weight, p.first_channel + p.lane * N, A(1), scale);
+  read_channels<N, T>(a.bias, p.first_channel + p.lane * N, A(0), shift);
+  const int channels = static_cast<int>(a.channels);
+  int group = p.lane * N / channels;
+  int left = channels - p.lane * N % channels;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    if (left == 0) {
+      ++group;
+      left = channels;
+    }
+    --left;
+    mean[j] = kept.mean[group];
+    scale[j] *= kept.rstd[group];
+  }
+  const int64_t step = a.groups * a.channels;
+  const T* x = static_cast<const T*>(a.x) + p.start(a);
+  T* y = static_cast<T*>(a.y) + p.start(a);
+  for (int64_t at = p.begin + p.level; at < p.end; at += kBatch * t.depth) {
+    Word<P> words[kBatch] = {};
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (at + b * t.depth < p.end) words[b] = load_word<P>(x + (at + b * t.depth) * step);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (at + b * t.depth >= p.end) continue;
+      A values[N];
+      widen_word<T>(words[b], values);
+#pragma unroll
+      for (int j = 0; j < N; ++j) values[j] = (values[j] - mean[j]) * scale[j] + shift[j];
+      activate_as<act, T>(a.activation, values, static_cast<A>(a.slope));
+      store<N>(y + (at + b * t.depth) * step, values);
+    }
+  }
+}
+
+// A tile that is one part
+template <int act, class T, int N>
+__global__ void __launch_bounds__(kMostTileThreads, kThreadsPerMultiprocessor / kMostTileThreads)
+    tile_kernel(GroupNorm a, Tiles t) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  __shared__ Statistics<A> kept;
+  const PartOfTile<N> p(a, t);
+  moments_of_tile<T>(a, t, p, [&](int group, const Moments<A>& moments) { keep(a, p, group, moments, kept); });
+  __syncthreads();
+  normalize_tile<act, T>(a, t, p, kept);
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kMostTileThreads, kThreadsPerMultiprocessor / kMostTileThreads)
+    tile_moments_kernel(GroupNorm a, Tiles t) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  const PartOfTile<N> p(a, t);
+  moments_of_tile<T>(a, t, p,
+                     [&](int group, const Moments<A>& moments) { leave_partial(a, p.row(a, group), p.part, moments); });
+}
+
+template <int act, class T, int N>
+__global__ void __launch_bounds__(kMostTileThreads, kThreadsPerMultiprocessor / kMostTileThreads)
+    tile_result_kernel(GroupNorm a, Tiles t) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  __shared__ Statistics<A> kept;
+  const PartOfTile<N> p(a, t);
+  const int groups = p.channels / static_cast<int>(a.channels);
+  const int member = threadIdx.x % t.team;
+  const int team = threadIdx.x / t.team;
+  for (int first = 0; first < groups; first += t.threads / t.team) {
+    const bool given = first + team < groups;
+    const int group = given ? first + team : 0;
+    const Moments<A> all = combined_parts(a, p.row(a, group), a.inner, static_cast<A>(a.channels), member, t.team);
+    if (given && member == 0) keep(a, p, group, all, kept);
+  }
+  __syncthreads();
+  normalize_tile<act, T>(a, t, p, kept);
+}
+
+int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+
+// Elements of an access. float64 is a reference type: single elements are enough.
+int pack_of(const GroupNorm& a) {
+  const int64_t pack = kPackBytes / size_of(a.dtype);
+  const int64_t together = a.channels_last ? a.groups * a.channels : a.inner;
+  const bool packed = a.dtype != DType::f64 && together % pack == 0 && aligned(a.x) && aligned(a.y);
+  return packed ? static_cast<int>(pack) : 1;
+}
+
+// Into how many parts each of `count` rows or tiles is divided, for blocks of `threads` threads that fill the device.
+int64_t parts_wanted(int64_t count, int threads) {
+  const int64_t blocks = static_cast<int64_t>(multiprocessors()) * kThreadsPerMultiprocessor / threads;
+  return blocks < count ? 1 : blocks / count;
+}
+
+Tiles divided(const GroupNorm& a, int64_t lanes, int pack, int threads) {
+  const int64_t packs = a.groups * a.channels / pack;
+  const int64_t depth = threads / lanes;
+  const int64_t count = (packs + lanes - 1) / lanes;
+  const int64_t tiles = count * (a.rows / a.groups);
+  const int64_t most = (a.inner + depth * kBatch - 1) / (depth * kBatch);
+  const int64_t wanted = parts_wanted(tiles, threads);
+  int64_t parts = most <= kFewTurns ? 1 : wanted < most ? wanted : most;
+  const int64_t part = (a.inner + parts - 1) / parts;
+  parts = (a.inner + part - 1) / part;
+  if (tiles * parts > kMostBlocks) parts = 0;
+  int team = 32;
+  while (team > 1 && team * lanes * pack > threads * a.channels) team /= 2;
+  return {
+      threads, static_cast<int>(lanes), static_cast<int>(depth), static_cast<int>(count), team, static_cast<int>(parts),
+      part};
+}
+
+// No parts where a tile of whole groups and whole packs is too wide.
+Tiles tiles_of(const GroupNorm& a) {
+  const int pack = pack_of(a);
+  const int64_t packs = a.groups * a.channels / pack;
+  const int64_t least = kTileBytes / (pack * size_of(a.dtype));
+  const int64_t together = rounded_up(least, a.channels / std::gcd(a.channels, static_cast<int64_t>(pack)));
+  const int64_t lanes = together < packs ? together : packs;
+  if (lanes > kMostTileThreads) return {};
+  const bool alone = a.inner <= kFewTurns * kBatch * (kMostTileThreads / lanes);
+  if (alone || lanes > kPartThreads) return divided(a, lanes, pack, kMostTileThreads);
+  const Tiles tiles = divided(a, lanes, pack, kPartThreads);
+  return tiles.parts > kFewParts ? divided(a, lanes, pack, kMostTileThreads) : tiles;
+}
+
+template <class T, int N>
+void launch_tiles(const GroupNorm& a, cudaStream_t stream) {
+  const Tiles t = tiles_of(a);
+  const unsigned grid = static_cast<unsigned>(a.rows / a.groups * t.count * t.parts);
+  if (t.parts > 1) launch_overlapped(tile_moments_kernel<T, N>, grid, t.threads, stream, a, t);
+  dispatch_row_activation(a.activation, [&](auto act) {
+    constexpr int code = decltype(act)::value;
+    const auto kernel = t.parts > 1 ? tile_result_kernel<code, T, N> : tile_kernel<code, T, N>;
+    launch_overlapped(kernel, grid, t.threads, stream, a, t);
+  });
+}
+
+template <class T, int N>
+void launch_parts(const GroupNorm& a, cudaStream_t stream) {
+  const unsigned grid = static_cast<unsigned>(a.rows * a.parts);
+  launch_overlapped(part_moments_kernel<T, N>, grid, kPartThreads, stream, a);
+  dispatch_row_activation(a.activation, [&](auto act) {
+    launch_overlapped(part_result_kernel<decltype(act)::value, T, N>, grid, kPartThreads, stream, a);
+  });
 }
 
 template <class T, int N, int THREADS>
 void launch_rows(const GroupNorm& a, cudaStream_t stream) {
-  constexpr int64_t kMostBlocks = int64_t{1} << 30;
   const unsigned grid = static_cast<unsigned>(a.rows < kMostBlocks ? a.rows : kMostBlocks);
-  launch_overlapped(group_norm_kernel<T, N, THREADS>, grid, THREADS, stream, a);
+  dispatch_row_activation(a.activation, [&](auto act) {
+    launch_overlapped(row_kernel<decltype(act)::value, T, N, THREADS>, grid, THREADS, stream, a);
+  });
+}
+
+template <class T, int N>
+void launch_packs(const GroupNorm& a, cudaStream_t stream) {
+  if (a.channels_last) return launch_tiles<T, N>(a, stream);
+  if (a.parts > 1) return launch_parts<T, N>(a, stream);
+  if constexpr (N > 1) {
+    if (a.channels * a.inner <= 512 * N) return launch_rows<T, N, 128>(a, stream);
+  }
+  launch_rows<T, N, 512>(a, stream);
 }
 
 template <class T>
 void launch(const GroupNorm& a, cudaStream_t stream) {
-  constexpr int N = kPackBytes / sizeof(T);
-  if (sizeof(T) == 8 || a.inner % N != 0 || !aligned(a.x) || !aligned(a.y)) {
-    return launch_rows<T, 1, 512>(a, stream);  // float64 is a reference type: one kernel is enough
+  if constexpr (sizeof(T) < 8) {
+    if (pack_of(a) > 1) return launch_packs<T, kPackBytes / sizeof(T)>(a, stream);
   }
-  if (a.channels * a.inner <= 512 * N) return launch_rows<T, N, 128>(a, stream);
-  return launch_rows<T, N, 512>(a, stream);
+  launch_packs<T, 1>(a, stream);
 }
 
 }  // namespace
 
+void plan_group_norm(GroupNorm& a) {
+  if (a.channels_last) {
+    const Tiles tiles = tiles_of(a);
+    a.parts = tiles.parts;
+    a.part = tiles.part;
+    return;
+  }
+  const int64_t cols = a.channels * a.inner;
+  const int64_t least = static_cast<int64_t>(kPartThreads) * pack_of(a);
+  const int64_t wanted = cols * size_of(a.dtype) < kLeastBytes ? 1 : parts_wanted(a.rows, kPartThreads);
+  const int64_t most = cols / (least * kBatch);
+  const int64_t parts = wanted < most ? wanted : most;
+  a.part = parts > 1 ? rounded_up((cols + parts - 1) / parts, least) : cols;
+  a.parts = (cols + a.part - 1) / a.part;
+}
+
 int launch_group_norm(const GroupNorm& a, void* stream) {
-  // The channel of an element is found with 32 bits.
-  if (a.channels * a.inner >= int64_t{1} << 32) return cudaErrorInvalidValue;
+  // The channel of an element of contiguous rows is found with 32 bits.
+  if (!a.channels_last && a.channels * a.inner >= int64_t{1} << 32) return cudaErrorInvalidValue;
   KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
   return cudaGetLastError();
 }

@@ -23,6 +23,10 @@ inline int64_t channel_shares(const DropoutAct& a) { return channel_shares(a.ter
 // The columns of a part of a row: all, or so many that the parts of all rows fill the device.
 int64_t reduce_part(const Reduce& a);
 
+// Sets `part` and `parts`: few long rows, and channels-last images, are divided into so many that they fill the device.
+// No parts: images that are too wide.
+void plan_group_norm(GroupNorm& a);
+
 // How many rows partial_weight and partial_bias need; the same for the same sizes on the same device.
 int64_t layer_norm_backward_partials(const LayerNormBackward& a);
 // grad_weight and grad_bias: (cols) in the accumulation type, or null.

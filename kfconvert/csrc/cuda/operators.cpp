@@ -53,6 +53,11 @@ class Cuda {
     return kfc::reduce_part(a);
   }
 
+  static void plan_group_norm(GroupNorm& a, const Tensor& like) {
+    const Cuda here(like);
+    kfc::plan_group_norm(a);
+  }
+
   static int64_t decode_parts(const DecodeAttention& a, const Tensor& like) {
     const Cuda here(like);
     return kfc::decode_parts(a);

@@ -14,7 +14,7 @@ import torch
 from ..activations import BY_CODE, CODES, apply_activation
 from ..declaration import declare
 from ..double_backward import differentiable_gradients, is_differentiated
-from ..norms import accumulator
+from ..norms import accumulator, is_channels_last
 from ..registration import (
     autocast,
     cast_as_norms,
@@ -33,10 +33,14 @@ from .bias_act import check_channels, spread
 __all__ = ["group_norm_act"]
 
 
+def _laid_out(y, x):
+    return y.movedim(1, -1).contiguous().movedim(-1, 1) if is_channels_last(x) else y
+
+
 def _normalise(x, num_groups, weight, bias, eps):
     if x.numel() > 0:
         # Not F.group_norm, which rejects groups of one value.
-        return torch.group_norm(x, num_groups, weight, bias, eps)
+        return _laid_out(torch.group_norm(x.contiguous(), num_groups, weight, bias, eps), x)
     # ATen rejects some of these. The gradients of weight and bias are zeros.
     y = x.clone() if weight is None else x * spread(weight, x, 1)
     return y if bias is None else y + spread(bias, x, 1)
@@ -56,11 +60,11 @@ def group_norm_act(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> torch.Tensor:
-    """Computes ``act(group_norm(x))``, contiguous, in x's dtype and shape.
+    """Computes ``act(group_norm(x))`` in x's dtype and shape, channels-last if x is, else contiguous.
 
     Args:
-        x: (N, C, ...); float64, float32, float16 or bfloat16 (half types are computed in float32); a
-            non-contiguous layout costs a copy.
+        x: (N, C, ...); float64, float32, float16 or bfloat16 (half types are computed in float32); contiguous, or on
+            CUDA without gradients channels-last. Any other layout costs copies.
         num_groups: divides C.
         weight, bias: (C,), x's dtype and device.
         eps: added to the variance.
@@ -73,7 +77,7 @@ def group_norm_act(
     code, eps = CODES[activation], float(eps)
     if not has_kernels(x):
         _check(x, num_groups, weight, bias)
-        y = _normalise(x.contiguous(), num_groups, weight, bias, eps)
+        y = _normalise(x, num_groups, weight, bias, eps)
         return apply_activation(y, activation, negative_slope)
     if wants_gradient(x, weight, bias):
         return _DIFFERENTIABLE(x, num_groups, weight, bias, eps, code, negative_slope)
@@ -98,13 +102,13 @@ def _check(x, num_groups, weight, bias):
 
 def _compose(x, num_groups, weight, bias, eps, code, negative_slope):
     _check(x, num_groups, weight, bias)
-    y = _normalise(x.contiguous(), num_groups, weight, bias, eps)
+    y = _normalise(x, num_groups, weight, bias, eps)
     return BY_CODE[code].reference(y, negative_slope)
 
 
 def _fake(x, num_groups, weight, bias, eps, code, negative_slope):
     _check(x, num_groups, weight, bias)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return _laid_out(torch.empty_like(x, memory_format=torch.contiguous_format), x)
 
 
 def _rows(x, num_groups):
@@ -181,7 +185,8 @@ def _differentiate(ctx, grad, *_):
 
 def _decompose(x, num_groups, weight, bias, eps, code, negative_slope):
     # The backward saves the copy that the kernels need.
-    return _DIFFERENTIABLE_TRAINING(x.contiguous(), num_groups, weight, bias, eps, code, negative_slope)[0]
+    y, *_ = _DIFFERENTIABLE_TRAINING(x.contiguous(), num_groups, weight, bias, eps, code, negative_slope)
+    return _laid_out(y, x)
 
 
 _REST = "int num_groups, Tensor? weight, Tensor? bias, float eps, int activation, float negative_slope"
