@@ -6,6 +6,7 @@ from torch import nn
 
 from ..ops.activations import apply_activation
 from ..ops.fused.group_norm_act import group_norm_act
+from ..ops.norms import is_channels_last
 from .base import FusedModule, held, require_plain
 
 
@@ -14,7 +15,7 @@ class FusedGroupNorm(FusedModule):
 
     x: (N, C, ...); y as x. float64, float32, float16, bfloat16. The norm is the submodule ``norm``, shared and not
     copied; its hooks do not run.
-    Strategies: "kernel" (``kfconvert.ops.group_norm_act``; contiguous x), "composition".
+    Strategies: "kernel" (``kfconvert.ops.group_norm_act``; contiguous x, on CUDA also channels-last), "composition".
     TypeError: not an nn.GroupNorm. ValueError: parametrized, unknown activation.
     """
 
@@ -32,8 +33,9 @@ class FusedGroupNorm(FusedModule):
 
     def strategies(self, x: torch.Tensor) -> list[str]:
         weight = held(self.norm, "weight")
-        fits = x.is_contiguous() and (weight is None or weight.dtype == x.dtype)
-        return super().strategies(x) if fits else ["composition"]
+        # On the CPU, the kernel copies channels-last images.
+        fits = x.is_contiguous() or (x.is_cuda and is_channels_last(x))
+        return super().strategies(x) if fits and (weight is None or weight.dtype == x.dtype) else ["composition"]
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
         norm = self.norm

@@ -34,6 +34,8 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor], activation: str) -
     norm = nn.GroupNorm(captures["num_groups"], int(channels), captures["eps"], device="meta").eval()
     bindings = hold(norm, {"weight": captures["weight"], "bias": captures["bias"]}, tensor)
     module = FusedGroupNorm(norm, activation, negative_slope(captures))
+    # The kernel keeps the layout of channels-last images; ATen's on CUDA does not.
+    module.lays_out_anew = traced(captures["x"]).is_cuda
     return Replacement(module, (captures["x"],), tuple(bindings), (match.root,))
 
 
