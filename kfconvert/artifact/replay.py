@@ -37,7 +37,7 @@ from ..conversion import (
     programs,
     replace,
 )
-from ..inputs import ExampleCall, build
+from ..inputs import ExampleCall, build, call_of
 from ..process import one_at_a_time, same_generators
 from ..region import CaptureError
 from ..runtime import MOST_RECORDINGS, CudaGraphs, OnMiss, can_record, uninstall
@@ -119,11 +119,6 @@ def config_of(statistics: dict[str, Any]) -> ConversionConfig:
     return ConversionConfig(**statistics.get("config") or {})
 
 
-def _call(example: Any, device: torch.device) -> ExampleCall:
-    inputs = build(example, device)
-    return ExampleCall(kwargs=inputs) if isinstance(inputs, dict) else ExampleCall(inputs)
-
-
 def _settled(model: nn.Module, device: torch.device, example: Any) -> Callable[[], None]:
     """Returns a function that restores the state of ``model`` after its first call. As in a conversion, the first call
     uses real tensors: otherwise a trace would store its tensors without data, for example in a global table.
@@ -133,7 +128,7 @@ def _settled(model: nn.Module, device: torch.device, example: Any) -> Callable[[
     """
     own_state = OwnState(model)
     if example is not None:
-        call = _call(example, device)
+        call = call_of(build(example, device))
         with suppress(Exception), torch.no_grad():  # a changed model may not accept them
             model(*call.args, **call.kwargs)
     own_state.settled()
@@ -175,7 +170,7 @@ def _captures(
             advance()
         if not known.parts:
             example = statistics.get("example")
-            note_layouts(model, again, forms[:1] or ([] if example is None else [_call(example, device)]))
+            note_layouts(model, again, forms[:1] or ([] if example is None else [call_of(build(example, device))]))
     return gathered(model, forms, found, again)
 
 

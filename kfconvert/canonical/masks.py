@@ -16,13 +16,10 @@ def drop_true_masks(graph: fx.Graph) -> None:
     aliases = Aliases(graph)
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
-            mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+            query, key, value, mask, *rest = arguments(node)
             if isinstance(mask, fx.Node) and _is_true(mask, aliases):
-                query, key, value = node.args[:3]
-                rest = [None, *arguments(node)[4:]]
-                names = [a.name for a in node.target._schema.arguments[3:]]
-                node.args = (query, key, value)
-                node.kwargs = dict(zip(names, rest))
+                names = [argument.name for argument in node.target._schema.arguments[3:]]
+                node.args, node.kwargs = (query, key, value), dict(zip(names, [None, *rest]))
 
 
 _SHAPE_ONLY = {

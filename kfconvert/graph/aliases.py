@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .trees import Binding
+from .trees import Binding, arguments
 
 
 def _schema(node: fx.Node) -> torch.FunctionSchema | None:
@@ -21,12 +21,10 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     if schema is None or not schema.is_mutable:
         return []
     written = []
-    for index, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        values = value if isinstance(value, (list, tuple)) else [value]
-        written += [item for item in values if isinstance(item, fx.Node)]
+    for argument, value in zip(schema.arguments, arguments(node)):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            written += [item for item in values if isinstance(item, fx.Node)]
     return written
 
 
@@ -36,17 +34,10 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
         container: Any = node.args[0]
         return [container]
     schema = _schema(node)
-    if schema is None:
+    if schema is None or not any(result.alias_info is not None for result in schema.returns):
         return []
-    if not any(result.alias_info is not None for result in schema.returns):
-        return []
-    aliased = []
-    for index, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None:
-            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-            if isinstance(value, fx.Node):
-                aliased.append(value)
-    return aliased
+    given = zip(schema.arguments, arguments(node))
+    return [value for argument, value in given if argument.alias_info is not None and isinstance(value, fx.Node)]
 
 
 def is_written(node: fx.Node) -> bool:

@@ -6,6 +6,7 @@ from .equality import is_equal
 from .example import (
     ExampleCall,
     InputError,
+    call_of,
     copy_of,
     example_call,
     holds_tokens,

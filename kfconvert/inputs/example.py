@@ -131,7 +131,7 @@ def example_call(
     if input_shape is not None:
         call = _call_for_shape(model, _checked_shape(input_shape))
     else:
-        call = _call_of(example_inputs)
+        call = call_of(example_inputs)
 
     def place(tensor: Tensor) -> Tensor:
         if tensor.is_meta and device.type != "meta":
@@ -286,7 +286,9 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def _call_of(example_inputs: Any) -> ExampleCall:
+def call_of(example_inputs: Any) -> ExampleCall:
+    """Returns the call with a tensor, a tuple of positional arguments or a dict of keyword arguments. Raises
+    InputError."""
     if isinstance(example_inputs, Tensor):
         return ExampleCall((example_inputs,))
     if isinstance(example_inputs, Mapping):

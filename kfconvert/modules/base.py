@@ -55,8 +55,11 @@ class FusedModule(nn.Module):
         self.strategy: str | None = None
         self._derived = Derived()
 
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(cls, **attributes):
+        """Sets the keywords of a class definition, such as ``default_activation="relu"``, as attributes."""
+        super().__init_subclass__()
+        for name, value in attributes.items():
+            setattr(cls, name, value)
         if "__init__" in vars(cls):
             cls.__init__ = checked(cls.__init__)
 

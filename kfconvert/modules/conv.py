@@ -190,7 +190,8 @@ class FusedConvBN(FusedModule):
         unfolded = torch.compiler.is_compiling() or torch._C._get_tracing_state() or x.dtype == torch.float16
         if self.bn is not None and unfolded and not torch.is_autocast_enabled(x.device.type):
             return self._unfolded(geometry, x, residual)
-        arguments = (*self._folded(), residual, *geometry.arguments, self.activation, self.negative_slope)
+        folded = self._rounded(*self._exactly_folded())
+        arguments = (*folded, residual, *geometry.arguments, self.activation, self.negative_slope)
         return conv_act(geometry.apply(self._formatted(x)), *arguments)
 
     def _unfolded(self, geometry: _Geometry, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
@@ -203,11 +204,8 @@ class FusedConvBN(FusedModule):
             return scale_shift_act(y, scale, shift, self.activation, self.negative_slope)
         return bias_act(scale_shift_act(y, scale, shift), None, residual, self.activation, self.negative_slope, dim=1)
 
-    def _folded(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self._rounded(*self._exactly_folded())
-
     def _folded_in_range(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """The result of :meth:`_folded`; None if it exceeds the range of the dtype."""
+        """The folded weight and bias; None if they exceed the range of the dtype."""
         exact = self._exactly_folded()
         folded = self._rounded(*exact)
         return None if self.bn is not None and any(map(is_too_narrow, folded, exact)) else folded
@@ -357,49 +355,29 @@ class _FixedDimensions(FusedConvBN):
             raise TypeError(f"expected an nn.Conv{self.dimensions}d, got {type(conv).__name__}")
 
 
-class FusedConv2dBN(_FixedDimensions):
+class FusedConv2dBN(_FixedDimensions, dimensions=2):
     """``bn(conv2d(x)) + residual``; see :class:`FusedConvBN`."""
 
-    dimensions = 2
 
-
-class FusedConv1dBNReLU(_FixedDimensions):
+class FusedConv1dBNReLU(_FixedDimensions, dimensions=1, default_activation="relu"):
     """``relu(bn(conv1d(x)) + residual)``; see :class:`FusedConvBN`."""
 
-    dimensions = 1
-    default_activation = "relu"
 
-
-class FusedConv2dBNReLU(_FixedDimensions):
+class FusedConv2dBNReLU(_FixedDimensions, dimensions=2, default_activation="relu"):
     """``relu(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
 
-    dimensions = 2
-    default_activation = "relu"
 
-
-class FusedConv3dBNReLU(_FixedDimensions):
+class FusedConv3dBNReLU(_FixedDimensions, dimensions=3, default_activation="relu"):
     """``relu(bn(conv3d(x)) + residual)``; see :class:`FusedConvBN`."""
 
-    dimensions = 3
-    default_activation = "relu"
 
-
-class FusedConv2dBNReLU6(_FixedDimensions):
+class FusedConv2dBNReLU6(_FixedDimensions, dimensions=2, default_activation="relu6"):
     """``relu6(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
 
-    dimensions = 2
-    default_activation = "relu6"
 
-
-class FusedConv2dBNSiLU(_FixedDimensions):
+class FusedConv2dBNSiLU(_FixedDimensions, dimensions=2, default_activation="silu"):
     """``silu(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
 
-    dimensions = 2
-    default_activation = "silu"
 
-
-class FusedConv2dBNHardswish(_FixedDimensions):
+class FusedConv2dBNHardswish(_FixedDimensions, dimensions=2, default_activation="hardswish"):
     """``hardswish(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
-
-    dimensions = 2
-    default_activation = "hardswish"

@@ -73,16 +73,12 @@ class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):  # type: ignore[misc]  # 
     """
 
 
-class FusedLayerNormReLU(FusedLayerNorm):
+class FusedLayerNormReLU(FusedLayerNorm, default_activation="relu"):
     """``relu(layer_norm(x))``; see :class:`FusedLayerNorm`."""
 
-    default_activation = "relu"
 
-
-class FusedLayerNormGELU(FusedLayerNorm):
+class FusedLayerNormGELU(FusedLayerNorm, default_activation="gelu"):
     """``gelu(layer_norm(x))``, ``approximate`` "none" (erf) or "tanh"; see :class:`FusedLayerNorm`."""
-
-    default_activation = "gelu"
 
     def __init__(
         self,
@@ -97,7 +93,5 @@ class FusedLayerNormGELU(FusedLayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, gelu_name(approximate), device, dtype)
 
 
-class FusedLayerNormSiLU(FusedLayerNorm):
+class FusedLayerNormSiLU(FusedLayerNorm, default_activation="silu"):
     """``silu(layer_norm(x))``; see :class:`FusedLayerNorm`."""
-
-    default_activation = "silu"

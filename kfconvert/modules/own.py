@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..accuracy import is_same_tensor
 from ..inputs import shown
 from .base import FusedModule, Plan, takes_plain_path
 
@@ -127,9 +128,9 @@ class OwnFusion(FusedModule):
         memory = {x.untyped_storage().data_ptr() for x in given if x.numel()}
         if any(result.untyped_storage().data_ptr() in memory for result in results):
             raise RuntimeError("a result shares memory with an argument")
-        if not all(map(_equal, inputs, given)):
+        if not all(map(is_same_tensor, inputs, given)):
             raise RuntimeError("it writes to an argument")
-        if self.exact and not all(map(_equal, expected, results)):
+        if self.exact and not all(map(is_same_tensor, expected, results)):
             raise RuntimeError("its values are not bit-for-bit equal to the reference's")
 
     def extra_repr(self) -> str:
@@ -139,11 +140,6 @@ class OwnFusion(FusedModule):
 def _flat(result: Any) -> list[Any]:
     """Returns a tensor, or a tuple or list of tensors, as a list."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
-def _equal(before: Tensor, after: Tensor) -> bool:
-    """Whether two tensors of one kind have equal values, with NaN equal to NaN."""
-    return bool(((before == after) | ((before != before) & (after != after))).all())
 
 
 def _kind(value: Any) -> str:

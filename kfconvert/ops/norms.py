@@ -1,5 +1,6 @@
 """Helpers of the norms: checks, shapes, gradients and the autocast rule."""
 
+import math
 from collections.abc import Sequence
 from operator import index
 
@@ -35,15 +36,7 @@ def is_channels_last(x: torch.Tensor) -> bool:
 
 def row_count(x: torch.Tensor, shape) -> int:
     """Returns the number of rows of ``shape`` in x."""
-    rows = 1
-    for size in x.shape[: x.dim() - len(shape)]:
-        rows = rows * size
-    return rows
-
-
-def sum_requires_grad(x: torch.Tensor, residual: torch.Tensor | None) -> bool:
-    """Whether ``x + residual`` requires a gradient, in grad mode."""
-    return x.requires_grad or (residual is not None and residual.requires_grad)
+    return math.prod(x.shape[: x.dim() - len(shape)])
 
 
 def own_sum(results: tuple, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ..inputs import ExampleCall
+from ..inputs import ExampleCall, InputError, call_of
 from ..matching import Pattern
 from ..modules import FLOAT_DTYPES
 from ..patterns import add, every_pattern, remove
@@ -136,15 +136,10 @@ def bound(source: Source) -> dict[str, Any]:
 
 
 def _call(name: str, example_inputs: Any) -> ExampleCall:
-    if isinstance(example_inputs, Tensor):
-        return ExampleCall((example_inputs,))
-    if isinstance(example_inputs, dict):
-        return ExampleCall((), dict(example_inputs))
-    if isinstance(example_inputs, (tuple, list)):
-        return ExampleCall(tuple(example_inputs))
-    raise PatternError(
-        f"the example inputs of {name!r} must be a tensor, a tuple or a dict, not {example_inputs!r}"[:300]
-    )
+    try:
+        return call_of(example_inputs)
+    except InputError as error:
+        raise PatternError(f"the pattern {name!r}: {error}") from None
 
 
 def _check_numerics(name: str, numerics: Any) -> None:

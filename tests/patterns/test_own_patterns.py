@@ -475,7 +475,7 @@ def test_a_replacement_that_does_not_fit_is_refused_in_one_line(name):
         ({"numerics": "sloppy"}, "numerics of 'bad' must be"),
         ({"numerics": -1.0}, "numerics of 'bad' must be"),
         ({"when": 3}, "when of 'bad' must be a function"),
-        ({"example_inputs": 3}, "must be a tensor, a tuple or a dict"),
+        ({"example_inputs": 3}, "the pattern 'bad': example_inputs must be a tensor, a tuple"),
         ({"example_inputs": (3.0,)}, "have no tensor"),
         ({"example_inputs": {"x": X.to(torch.complex64)}}, "the example input x of 'bad' has dtype torch.complex64"),
         ({"example_inputs": X.to("meta")}, "the example input x of 'bad' is on the meta device"),

@@ -58,9 +58,8 @@ def bias_act(
     if not has_kernels(x):
         check_terms("bias_act", x, bias, residual, dim)
         return apply_activation(_sum(x, bias, residual, dim), activation, negative_slope)
-    if wants_gradient(x, bias, residual):
-        return _DIFFERENTIABLE(x, bias, residual, code, negative_slope, dim)
-    return _INFERENCE(x, bias, residual, code, negative_slope, dim)
+    operator = _DIFFERENTIABLE if wants_gradient(x, bias, residual) else _INFERENCE
+    return operator(x, bias, residual, code, negative_slope, dim)
 
 
 def spread(values: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -110,10 +109,6 @@ def _fake(x, bias, residual, code, negative_slope, dim):
 
 def _compose_in_place(x, bias, residual, code, negative_slope, dim=-1):
     x.copy_(_compose(x, bias, residual, code, negative_slope, dim))
-
-
-def _fake_in_place(x, bias, residual, code, negative_slope, dim=-1):
-    check_terms("bias_act_", x, bias, residual, dim)
 
 
 def _compose_backward(grad, saved, bias, residual, code, negative_slope, dim):
@@ -178,7 +173,7 @@ def _differentiate(ctx, grad):
 
 _ARGUMENTS = "Tensor? bias, Tensor? residual, int activation, float negative_slope, int dim"
 _OPERATOR, _INFERENCE = define_with_twin(f"bias_act(Tensor x, {_ARGUMENTS}) -> Tensor", _compose, _fake)
-_IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}=-1) -> ()", _compose_in_place, _fake_in_place)
+_IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}=-1) -> ()", _compose_in_place)
 _BACKWARD = define(f"bias_act_backward(Tensor grad, Tensor saved, {_ARGUMENTS}) -> Tensor", _compose_backward)
 _GRADIENTS = define(
     f"bias_act_gradients(Tensor grad, Tensor saved, {_ARGUMENTS}) -> (Tensor, Tensor)", _compose_gradients

@@ -54,9 +54,8 @@ def combine_act(
     if not has_kernels(x):
         check_pair("combine_act", x, other)
         return reference(x, other, combination, code, negative_slope)
-    if wants_gradient(x, other):
-        return _DIFFERENTIABLE(x, other, combination, code, negative_slope)
-    return _INFERENCE(x, other, combination, code, negative_slope)
+    operator = _DIFFERENTIABLE if wants_gradient(x, other) else _INFERENCE
+    return operator(x, other, combination, code, negative_slope)
 
 
 def reference(x, other, combination, code, negative_slope=0.01):

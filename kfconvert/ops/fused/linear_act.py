@@ -54,9 +54,8 @@ def linear_act(
     if not has_kernels(x):
         check("linear_act", x, weight, bias)
         return apply_activation(F.linear(x, weight, bias), activation, negative_slope)
-    if wants_gradient(x, weight, bias):
-        return _DIFFERENTIABLE(x, weight, bias, code, negative_slope)
-    return _INFERENCE(x, weight, bias, code, negative_slope)
+    operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias) else _INFERENCE
+    return operator(x, weight, bias, code, negative_slope)
 
 
 def check(operator, x, weight, bias):

@@ -9,6 +9,7 @@ Backward, with g = grad * act'(v):
 v is recomputed from s. Only s and the statistics of each row are saved.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ..activations import BY_CODE
 from ..double_backward import differentiable_gradients, is_differentiated
-from ..norms import accumulator, autocast_norm, check_norm, grad_of_residual, row_count, sum_requires_grad
+from ..norms import accumulator, autocast_norm, check_norm, grad_of_residual, row_count
 from ..registration import autocast, define, define_with_twin, differentiate, differentiate_by_decomposition
 
 
@@ -150,16 +151,15 @@ class NormOperators:
         _, s, *statistics = output
         ctx.shape = tuple(shape)
         ctx.residual_shape = None if residual is None else residual.shape
-        ctx.mark_non_differentiable(*(statistics if sum_requires_grad(x, residual) else (s, *statistics)))
+        needs_sum = x.requires_grad or (residual is not None and residual.requires_grad)
+        ctx.mark_non_differentiable(*(statistics if needs_sum else (s, *statistics)))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x if residual is None else s, *statistics, *affine)
 
     def _differentiate(self, ctx, grad, grad_sum, *_):
         s, *kept = ctx.saved_tensors
         affine, numbers = kept[self._statistics :], [None] * (3 + len(ctx.more))
-        cols = 1
-        for size in ctx.shape:
-            cols *= size
+        cols = math.prod(ctx.shape)
         if ctx.residual_shape is None:
             grad_sum = None
         if grad is None:  # only the sum was used

@@ -47,9 +47,8 @@ def scale_shift_act(
     if not has_kernels(x):
         _check(x, scale, shift)
         return apply_activation(_scaled(x, scale, shift), activation, negative_slope)
-    if wants_gradient(x, scale, shift):
-        return _DIFFERENTIABLE(x, scale, shift, code, negative_slope)
-    return _INFERENCE(x, scale, shift, code, negative_slope)
+    operator = _DIFFERENTIABLE if wants_gradient(x, scale, shift) else _INFERENCE
+    return operator(x, scale, shift, code, negative_slope)
 
 
 def batch_norm_scale_and_shift(

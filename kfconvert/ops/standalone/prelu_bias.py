@@ -44,9 +44,8 @@ def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor
     if not has_kernels(x):
         check_prelu(x, bias, weight, dim)
         return _plain(x, bias, weight, dim)
-    if wants_gradient(x, bias, weight):
-        return _DIFFERENTIABLE(x, bias, weight, dim)
-    return _INFERENCE(x, bias, weight, dim)
+    operator = _DIFFERENTIABLE if wants_gradient(x, bias, weight) else _INFERENCE
+    return operator(x, bias, weight, dim)
 
 
 def _plain(x, bias, weight, dim):

@@ -6,6 +6,7 @@ from torch import Tensor
 from ..arguments import as_number
 from ..declaration import declare
 from ..fused.bias_act import check_channels, spread
+from ..norms import accumulator
 from ..registration import define, has_kernels, require, require_float, require_same_device
 
 __all__ = ["dequantize_int8", "quantize_int8"]
@@ -33,7 +34,7 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
     """
     operator = "quantize_int8"
     require_float(operator, x)
-    scale, zero_point = parameters(operator, x, scale, zero_point, _wide(x.dtype), dim)
+    scale, zero_point = parameters(operator, x, scale, zero_point, accumulator(x.dtype), dim)
     if not has_kernels(x):
         return _quantized(x, scale, zero_point, dim)
     return _QUANTIZE(x, *_arguments(scale, zero_point), dim)
@@ -54,15 +55,11 @@ def dequantize_int8(
     require(q.dtype == torch.int8, operator, "expected int8")
     empty = q.new_empty(0, dtype=dtype)
     require_float(operator, empty)
-    scale, zero_point = parameters(operator, q, scale, zero_point, _wide(dtype), dim)
+    scale, zero_point = parameters(operator, q, scale, zero_point, accumulator(dtype), dim)
     learned = torch.is_grad_enabled() and isinstance(scale, Tensor) and scale.requires_grad
     if not has_kernels(q) or learned:
         return _dequantized(q, scale, zero_point, dim, dtype)
     return _DEQUANTIZE(q, *_arguments(scale, zero_point), dim, empty)
-
-
-def _wide(dtype):
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def parameters(operator, x, scale, zero_point, wide, dim):
@@ -100,7 +97,7 @@ def _spread(value, x, dim):
 
 
 def _quantized(x, scale, zero_point, dim):
-    wide = x.to(_wide(x.dtype))
+    wide = x.to(accumulator(x.dtype))
     # A tensor, because ATen divides by a number on CUDA as a product with its reciprocal, which rounds differently.
     scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
     scaled = wide / scale + _spread(zero_point, x, dim)
@@ -108,7 +105,7 @@ def _quantized(x, scale, zero_point, dim):
 
 
 def _dequantized(q, scale, zero_point, dim, dtype):
-    return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
+    return ((q.to(accumulator(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
 
 
 def _compose(x, scale, zero_point, scale_value, zero_point_value, dim):

@@ -69,9 +69,8 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
     if not compiled or not last:
         check_mask(x, mask)
         return _plain(x, dim, scale, mask)
-    if wants_gradient(x, mask):
-        return _DIFFERENTIABLE(x, mask, scale)
-    return _INFERENCE(x, mask, scale)
+    operator = _DIFFERENTIABLE if wants_gradient(x, mask) else _INFERENCE
+    return operator(x, mask, scale)
 
 
 class SoftMaxOp:
