@@ -144,6 +144,26 @@ def with_weights(
     return model, "random"
 
 
+@contextlib.contextmanager
+def building(library: Any, what: str) -> Iterator[None]:
+    """Context manager that raises ZooError for any error of code of ``library``, which unexpected values may cause."""
+    try:
+        yield
+    except ZooError:
+        raise
+    except Exception as error:
+        raise ZooError(f"{library.__name__} {library.__version__} cannot {what}: {first_line(error)}") from error
+
+
+def class_named(library: Any, name: str, base: type) -> type[Any] | None:
+    """Returns the subclass ``name`` of ``base`` in ``library``; None if there is none."""
+    try:
+        found = getattr(library, name, None)
+    except (ImportError, RuntimeError):  # a required package is not installed
+        return None
+    return found if isinstance(found, type) and issubclass(found, base) else None
+
+
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
     """Returns ``" (nearest: a, b)"``, or "" if no name is similar."""
     found = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.6)

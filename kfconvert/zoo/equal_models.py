@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ..runtime import settings_of, without_conversion
+from .common import ZooError
 
 # Attributes that do not affect the computation: device and origin, entries of a conversion, and notes of transformers
 # on loading.
@@ -35,6 +38,19 @@ def is_made_alike(model: nn.Module, other: nn.Module) -> bool:
         and _ties(model) == _ties(other)
         and all(_is_alike(ours[name], theirs[name]) for name in ours)
     )
+
+
+def reproduced(
+    model: nn.Module, recipe: dict[str, Any], rebuild: Callable[[dict[str, Any], bool], nn.Module]
+) -> dict[str, Any] | None:
+    """Returns the ``recipe`` as JSON values; None if ``rebuild`` does not make a model like ``model`` from it."""
+    try:
+        recipe = json.loads(json.dumps(recipe))
+        with torch.device("meta"), torch.random.fork_rng(devices=()):
+            again = rebuild(recipe, True)
+    except (ZooError, TypeError, ValueError, RuntimeError):  # not JSON, or not buildable without data
+        return None
+    return recipe if is_made_alike(model, again) else None
 
 
 def _ties(model: nn.Module) -> list[list[str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from torch import nn
 from transformers import (
@@ -23,8 +23,18 @@ from transformers import (
 
 from . import hub
 from .architectures import ARCHITECTURES, built_in
-from .common import Request, WeightsUnavailable, WeightsWarning, ZooError, ZooModel, first_line, with_weights
-from .equal_models import is_made_alike
+from .common import (
+    Request,
+    WeightsUnavailable,
+    WeightsWarning,
+    ZooError,
+    ZooModel,
+    building,
+    class_named,
+    first_line,
+    with_weights,
+)
+from .equal_models import reproduced
 from .huggingface_inputs import example_inputs
 from .untrusted import Undrawn, config_of, generation_config_of
 
@@ -82,18 +92,12 @@ def rebuild(recipe: dict[str, Any], trusted: bool) -> nn.Module:
     if config_class is None or model_type != config_class.model_type:
         raise ZooError(f"its recipe has a config of type {model_type!r}, which does not match {class_name}")
     config = config_class(**values) if trusted else config_of(config_class, values)
-    try:
+    with building(transformers, f"build this {class_name}"):
         with Undrawn():
             model = model_class._from_config(config)
         if recipe.get("generation") and model.can_generate():
             model.generation_config = generation_config_of(recipe["generation"])
         return model
-    except ZooError:
-        raise
-    except Exception as error:  # model code with unexpected values may raise anything
-        raise ZooError(
-            f"transformers {transformers.__version__} cannot build this {class_name}: {first_line(error)}"
-        ) from error
 
 
 def described(model: PreTrainedModel) -> dict[str, Any] | None:
@@ -101,22 +105,10 @@ def described(model: PreTrainedModel) -> dict[str, Any] | None:
     is user code or the model has changed."""
     if _model_class(type(model).__name__) is not type(model):
         return None
-    recipe = _recipe_of(model)
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=()):
-            again = rebuild(json.loads(json.dumps(recipe)), True)
-    except (ZooError, TypeError, ValueError, RuntimeError):  # not JSON, or not buildable without data
-        return None
-    return recipe if is_made_alike(model, again) else None
+    return reproduced(model, _recipe_of(model), rebuild)
 
 
-def _model_class(name: str) -> type[PreTrainedModel] | None:
-    """The model class ``name`` of transformers; None if there is none."""
-    try:
-        found = getattr(transformers, name, None)
-    except (ImportError, RuntimeError):  # a required package is not installed
-        return None
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+_model_class = partial(class_named, transformers, base=PreTrainedModel)
 
 
 def _entry(model: PreTrainedModel, recipe: dict[str, Any], request: Request) -> ZooModel:

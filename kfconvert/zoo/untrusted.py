@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig
 from transformers.utils import is_kernels_available
 
 from . import timm_models
-from .common import ZooError, first_line
+from .common import ZooError, building
 
 # A text under such a name is a path or address.
 _REACHING = re.compile(
@@ -45,12 +45,8 @@ def config_of(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -
     """
     _check_kernels(config_class)
     kept = _kept(values, config_class.__name__, config_class)
-    try:
+    with building(transformers, f"make this {config_class.__name__}"):
         return config_class(**kept)
-    except Exception as error:  # the checks of a class may raise anything
-        raise ZooError(
-            f"transformers {transformers.__version__} cannot make this {config_class.__name__}: {first_line(error)}"
-        ) from error
 
 
 def checked_values(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
@@ -66,11 +62,8 @@ def generation_config_of(values: Mapping[str, Any]) -> GenerationConfig:
         # Its own texts choose among names, such as kinds of caches.
         if not (_WORD.fullmatch(value) if isinstance(value, str) else not _reaches(name, value)):
             raise ZooError(_REFUSAL.format(f"{name[:100]} of its GenerationConfig"))
-    try:
+    with building(transformers, "make its GenerationConfig"):
         return GenerationConfig.from_dict(dict(values))
-    except Exception as error:  # as in config_of
-        version = transformers.__version__
-        raise ZooError(f"transformers {version} cannot make its GenerationConfig: {first_line(error)}") from error
 
 
 class Undrawn(TorchFunctionMode):
