@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import (
-    Part,
-    capture,
-    capture_form,
-    capture_generation,
-    groups,
-)
+from ..capture import Part, capture, capture_form, capture_generation, groups
 from ..conversion import (
     EFFORTS,
     Captures,

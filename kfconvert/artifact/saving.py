@@ -132,11 +132,7 @@ def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any]
         raise ArtifactError(f"this {type(model).__name__} cannot be saved: {error}") from error
     return {
         "format": FORMAT,
-        "versions": {
-            "kfconvert": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": {"kfconvert": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "device": str(sample.device) if sample is not None else "cpu",
         "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,

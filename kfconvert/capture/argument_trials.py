@@ -19,12 +19,7 @@ from .trial_runs import TOLERANCES, Trial, called_by_names
 _SPARE = 3  # elements before those of a tensor
 
 
-def check_arguments(
-    model: nn.Module,
-    region: Region,
-    run: Callable[..., Any],
-    seen: Trial | None,
-) -> None:
+def check_arguments(model: nn.Module, region: Region, run: Callable[..., Any], seen: Trial | None) -> None:
     """Compare ``run``, the graph of ``region``, with ``model`` for arguments of other memory layouts and classes. If
     only the outputs of ``model`` depend on the layouts, later calls must have those of the example.
 

@@ -59,10 +59,7 @@ class _Raised(Exception):
 
 
 def trace(
-    model: nn.Module,
-    call: ExampleCall,
-    dimensions: Mapping[str, Dimensions] | None = None,
-    seconds: float = math.inf,
+    model: nn.Module, call: ExampleCall, dimensions: Mapping[str, Dimensions] | None = None, seconds: float = math.inf
 ) -> Region:
     """Capture ``model`` as called in ``call``.
 

@@ -67,10 +67,7 @@ class Jobs:
     converter: ModelConverter = field(init=False)
 
     def run(
-        self,
-        names: list[str],
-        tell: Callable[[dict[str, Any]], None],
-        say_error: Callable[[str], None],
+        self, names: list[str], tell: Callable[[dict[str, Any]], None], say_error: Callable[[str], None]
     ) -> list[dict[str, Any]]:
         """Converts each model. A failure of one does not stop the others.
 

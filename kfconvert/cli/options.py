@@ -142,10 +142,7 @@ _CUDA_GRAPHS = click.option(
     help="On CUDA, record the forward and replay it; auto only if that is faster.",
 )
 _EFFORT = _choice(
-    "--effort",
-    ("fast", "full"),
-    "full",
-    "fast measures less and converts only for calls like the example.",
+    "--effort", ("fast", "full"), "full", "fast measures less and converts only for calls like the example."
 )
 _INCLUDE = _several("--include", metavar="NAME...", help="Patterns to fuse, with wildcards.  [default: all]")
 _EXCLUDE = _several("--exclude", metavar="NAME...", help="Patterns not to fuse, with wildcards, such as 'conv_bn*'.")
@@ -194,10 +191,7 @@ CONVERT = (
         "package.module:function.",
     ),
     click.option(
-        "--save-path",
-        type=_Folder(path_type=Path),
-        metavar="DIR",
-        help="Write each converted model to DIR/<model>/.",
+        "--save-path", type=_Folder(path_type=Path), metavar="DIR", help="Write each converted model to DIR/<model>/."
     ),
     click.option(
         "--skip-existing", is_flag=True, help="Skip models that have an artifact in DIR, even with other options."

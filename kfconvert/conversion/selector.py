@@ -98,12 +98,7 @@ class Selector:
         self._kinds: dict[int, Any] = {}  # by the id of a site
 
     def measure(
-        self,
-        region: Region,
-        sites: list[Site],
-        live: LiveTensors,
-        loads: Sequence[Load],
-        layouts: Sequence[bool],
+        self, region: Region, sites: list[Site], live: LiveTensors, loads: Sequence[Load], layouts: Sequence[bool]
     ) -> None:
         """Find the best strategy for each site of ``region``, for all ``loads`` together, in each of the ``layouts``:
         in layout True, convolutions receive and return channels-last images."""

@@ -12,17 +12,7 @@ from torch import Tensor, nn
 from ..generation import install_generate
 from ..process import level_outside
 from ..region import store_graph
-from ..runtime import (
-    CudaGraphs,
-    Ledger,
-    Notices,
-    OnMiss,
-    Variant,
-    install,
-    merge,
-    separate,
-    uninstall,
-)
+from ..runtime import CudaGraphs, Ledger, Notices, OnMiss, Variant, install, merge, separate, uninstall
 from .captures import Captures
 from .result import Result
 from .stages import Stages
@@ -50,11 +40,7 @@ def programs(captures: Captures, stages: Stages, unfused: bool) -> dict[str, lis
     return variants
 
 
-def replace(
-    model: nn.Module,
-    variants: dict[str, list[Variant]],
-    graphs: CudaGraphs,
-) -> Ledger:
+def replace(model: nn.Module, variants: dict[str, list[Variant]], graphs: CudaGraphs) -> Ledger:
     """Replace forwards, and previous programs, by these programs; ``graphs`` as in ``install``."""
     uninstall(model)
     ledger = install(model, variants, graphs)

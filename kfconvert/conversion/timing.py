@@ -66,12 +66,7 @@ class Timings:
 
 
 def time(
-    prepared: Prepared,
-    captures: Captures,
-    ledger: Ledger,
-    config: ConversionConfig,
-    stages: Stages,
-    share: float,
+    prepared: Prepared, captures: Captures, ledger: Ledger, config: ConversionConfig, stages: Stages, share: float
 ) -> Timings | None:
     """Times the original and the converted model; None if no program serves the example call.
 

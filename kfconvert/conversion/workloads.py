@@ -31,8 +31,7 @@ class Loads:
         for call, weight in prepared.tuned:
             if not self._note(prepared, captures, call, weight):
                 warnings.warn(
-                    f"kfconvert: no captured graph serves calls with {call.summary()}",
-                    stacklevel=level_outside(),
+                    f"kfconvert: no captured graph serves calls with {call.summary()}", stacklevel=level_outside()
                 )
 
     def of(self, captured: Capture) -> list[Load]:

@@ -32,13 +32,7 @@ _LOOK_SECONDS = 0.01
 # Positional arguments of ``generate`` before those of ``_FOR_TRANSFORMERS`` and the streamer.
 _BY_PLACE = 5
 # With these arguments, ``generate`` makes other calls of the model, or needs values that a custom loop does not get.
-_FOR_TRANSFORMERS = (
-    "custom_generate",
-    "assistant_model",
-    "synced_gpus",
-    "tokenizer",
-    "assistant_tokenizer",
-)
+_FOR_TRANSFORMERS = ("custom_generate", "assistant_model", "synced_gpus", "tokenizer", "assistant_tokenizer")
 # Configuration entries that select other modes than greedy search or sampling.
 _OTHER_MODES = {
     name: plain

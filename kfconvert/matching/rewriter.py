@@ -224,11 +224,7 @@ def _readers_behind(graph: fx.Graph, sites: list[Site], as_fused: set[fx.Node], 
 
 
 def _keep_layout_of_arguments(
-    graph: fx.Graph,
-    channels_last: bool,
-    copies: dict[fx.Node, fx.Node],
-    as_fused: set[fx.Node],
-    behind: set[fx.Node],
+    graph: fx.Graph, channels_last: bool, copies: dict[fx.Node, fx.Node], as_fused: set[fx.Node], behind: set[fx.Node]
 ) -> None:
     """Restores the traced layout of arguments ``as_fused`` if it matters: for operators ``behind`` them that draw
     numbers or depend on the layout, and for batch norms without running statistics on ``channels_last`` images. ATen

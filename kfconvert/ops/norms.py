@@ -60,9 +60,7 @@ def check_norm(operator, x, residual, shape, weight, bias=None) -> None:
             require_same_options(operator, name, x, tensor)
         require_shape(operator, name, tensor, shape)
     require(
-        weight is None or bias is None or weight.dtype == bias.dtype,
-        operator,
-        "weight and bias have different dtypes",
+        weight is None or bias is None or weight.dtype == bias.dtype, operator, "weight and bias have different dtypes"
     )
     if residual is not None:
         require_same_options(operator, "residual", x, residual)

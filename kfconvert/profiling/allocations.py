@@ -36,10 +36,7 @@ def _on_cuda(call: Callable[[], Any], device: torch.device) -> Allocation:
     before = torch.cuda.memory_allocated(device)
     call()
     torch.cuda.synchronize(device)
-    return Allocation(
-        torch.cuda.max_memory_allocated(device) - before,
-        torch.cuda.memory_allocated(device) - before,
-    )
+    return Allocation(torch.cuda.max_memory_allocated(device) - before, torch.cuda.memory_allocated(device) - before)
 
 
 def _on_cpu(call: Callable[[], Any]) -> Allocation | None:

@@ -88,11 +88,7 @@ def call_of(inputs: Any, args: Sequence[Any] | None = None) -> ExampleCall:
 
 @torch.no_grad()
 def measure(
-    functions: Mapping[str, Callable[..., Any]],
-    call: ExampleCall,
-    warmup: int,
-    repeat: int,
-    bytes_moved: int | None,
+    functions: Mapping[str, Callable[..., Any]], call: ExampleCall, warmup: int, repeat: int, bytes_moved: int | None
 ) -> tuple[dict[str, Measurement], Comparison]:
     """Measures functions of the same inputs in turns. See `benchmark_kernel` for the other arguments."""
     moved, devices = {}, []

@@ -20,13 +20,7 @@ Read = str | tuple[type, str]
 
 
 # Properties of a region that are needed after its graph is released.
-_READ_FROM_GRAPH = (
-    "communicates",
-    "counts_statistics",
-    "has_effects",
-    "is_random",
-    "returns_inputs",
-)
+_READ_FROM_GRAPH = ("communicates", "counts_statistics", "has_effects", "is_random", "returns_inputs")
 
 
 class CaptureError(RuntimeError):

@@ -328,11 +328,7 @@ class GuardedForward:
         return duplicate
 
 
-def install(
-    model: nn.Module,
-    variants: dict[str, list[Variant]],
-    graphs: CudaGraphs | None = None,
-) -> Ledger:
+def install(model: nn.Module, variants: dict[str, list[Variant]], graphs: CudaGraphs | None = None) -> Ledger:
     """Install the guarded forwards of the submodules named in ``variants`` ("" is the model itself) that have a variant
     in use, and ``kfconvert_info()`` and ``kfconvert_refresh()`` on the model. Nothing else changes.
 

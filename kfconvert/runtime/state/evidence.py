@@ -43,11 +43,7 @@ class NoEvidence(ValueError):
     """No digest covers the dependencies of the model; the message gives the reason in one line."""
 
 
-def evidence_of(
-    model: nn.Module,
-    reads: Collection[Read],
-    slots: Collection[tuple[str, str]],
-) -> str:
+def evidence_of(model: nn.Module, reads: Collection[Read], slots: Collection[tuple[str, str]]) -> str:
     """Return the digest for traces of ``model`` and its submodules. A conversion of the model does not change it.
 
     Args:

@@ -166,14 +166,7 @@ def _dict_of(holder: Any) -> dict[str, Any]:
 
 
 def first_change_in_python(
-    entries: tuple[Any, ...],
-    state: Any,
-    root: Any,
-    missing: Any,
-    size: Any,
-    items: Any,
-    type_: Any,
-    code: Any,
+    entries: tuple[Any, ...], state: Any, root: Any, missing: Any, size: Any, items: Any, type_: Any, code: Any
 ) -> int | None:
     for start in range(0, len(entries), 3):
         holder, key, expected = entries[start : start + 3]
