@@ -148,7 +148,8 @@ __device__ __forceinline__ void leave_partial(const GroupNorm& a, int64_t row, i
   store_pack(static_cast<A*>(a.partials) + 2 * (row * a.parts + part), pair);
 }
 
-// y of the elements `begin` to `end` - 1 of a contiguous row
+// y of the elements `begin` to `end` - 1 of a contiguous row. From the end on, which was read last for the moments, and
+// which the cache therefore still has.
 template <int act, class T, int N, int THREADS, class A>
 __device__ __forceinline__ void normalize(const GroupNorm& a, int64_t row, int64_t begin, int64_t end, A mean, A rstd) {
   using P = Pack<T, N>;
@@ -156,8 +157,10 @@ __device__ __forceinline__ void normalize(const GroupNorm& a, int64_t row, int64
   const int64_t start = row * a.channels * a.inner;
   const T* x = static_cast<const T*>(a.x) + start;
   T* y = static_cast<T*>(a.y) + start;
-  const int64_t first = row % a.groups * a.channels;
-  for (int64_t at = begin + static_cast<int64_t>(threadIdx.x) * N; at < end; at += kBatch * kStep) {
+  const int64_t first_channel = row % a.groups * a.channels;
+  const int64_t first = begin + static_cast<int64_t>(threadIdx.x) * N;
+  const int64_t turns = static_cast<uint32_t>(end - begin - 1) / static_cast<uint32_t>(kBatch * kStep);
+  for (int64_t at = first + turns * kBatch * kStep; at >= first; at -= kBatch * kStep) {
     Word<P> words[kBatch] = {};
     A scale[kBatch];
     A shift[kBatch];
@@ -169,7 +172,7 @@ __device__ __forceinline__ void normalize(const GroupNorm& a, int64_t row, int64
       if (col >= end) continue;
       words[b] = load_word<P>(x + col);
       // A division of 64-bit integers for each access would cost more than the access.
-      const int64_t channel = first + static_cast<uint32_t>(col) / static_cast<uint32_t>(a.inner);
+      const int64_t channel = first_channel + static_cast<uint32_t>(col) / static_cast<uint32_t>(a.inner);
       if (a.weight != nullptr) scale[b] *= widen(static_cast<const T*>(a.weight)[channel]);
       if (a.bias != nullptr) shift[b] = widen(static_cast<const T*>(a.bias)[channel]);
     }
@@ -420,7 +423,7 @@ __device__ __forceinline__ void keep(const GroupNorm& a, const PartOfTile<N>& p,
   if (p.part == 0) leave_statistics(a, p.row(a, group), moments.mean, rstd);
 }
 
-// y of the part
+// y of the part, from its end on, as above
 template <int act, class T, int N, class A>
 __device__ __forceinline__ void normalize_tile(const GroupNorm& a, const Tiles& t, const PartOfTile<N>& p,
                                                const Statistics<A>& kept) {
@@ -447,7 +450,9 @@ __device__ __forceinline__ void normalize_tile(const GroupNorm& a, const Tiles& 
   const int64_t step = a.groups * a.channels;
   const T* x = static_cast<const T*>(a.x) + p.start(a);
   T* y = static_cast<T*>(a.y) + p.start(a);
-  for (int64_t at = p.begin + p.level; at < p.end; at += kBatch * t.depth) {
+  const int64_t first = p.begin + p.level;
+  const int turns = static_cast<int>(p.end - p.begin - 1) / (kBatch * t.depth);
+  for (int64_t at = first + turns * kBatch * t.depth; at >= first; at -= kBatch * t.depth) {
     Word<P> words[kBatch] = {};
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
