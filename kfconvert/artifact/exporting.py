@@ -60,12 +60,9 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
     """
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
     if guarded is None:
-        converted = hasattr(model, "kfconvert_info")
-        reason = (
-            "nothing is fused in the model as a whole; use torch.export.export"
-            if converted
-            else "it was not converted as a whole"
-        )
+        reason = "it was not converted as a whole"
+        if hasattr(model, "kfconvert_info"):
+            reason = "nothing is fused in the model as a whole; use torch.export.export"
         raise ArtifactError(f"cannot export {type(model).__name__}: {reason}")
     with one_at_a_time():
         call = _example(guarded, example_inputs)

@@ -99,7 +99,7 @@ def write_for_load(
     buffers = other_buffers(model, stored)
     if buffers:
         save_file(buffers, folder / BUFFERS_FILE, metadata={"format": "pt"})
-    graphs = stored_graphs(model, record["device"], _calls(model), _generation(model), _parts(model))
+    graphs = stored_graphs(model, record["device"], *_forms(model), _parts(model))
     if graphs is not None:
         (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
     (folder / REPORT_FILE).write_text(report_of(record))
@@ -137,7 +137,7 @@ def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any]
         "device": str(sample.device) if sample is not None else "cpu",
         "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
         "recipe": source or _recipe(model),
-        "calls": [_example(region, "the model") for region in _calls(model)],
+        "calls": [_example(region, "the model") for region in _forms(model)[0]],
         "parts": [
             {"modules": paths, "call": _example(region, paths[0]), "free": region.guard.free}
             for region, paths in _parts(model)
@@ -160,21 +160,14 @@ def _recipe(model: nn.Module) -> dict[str, Any] | None:
     return zoo.described(model)
 
 
-def _calls(model: nn.Module) -> list[Region]:
-    """Returns the region of each converted call form; empty if nothing was fused. Calls that ``generate`` makes are
-    excluded: if their graphs cannot be stored, ``load`` captures them again."""
-    regions = _forms(model)
-    return regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
-
-
-def _generation(model: nn.Module) -> list[Region]:
-    """Returns the regions of the calls that ``generate`` makes."""
-    return [region for region in _forms(model)[1:] if region.call.form.caches]
-
-
-def _forms(model: nn.Module) -> list[Region]:
+def _forms(model: nn.Module) -> tuple[list[Region], list[Region]]:
+    """Returns the region of each converted call form, and those of the calls that ``generate`` makes; if graphs of the
+    latter cannot be stored, ``load`` captures them again. Both are empty if nothing was fused."""
     guarded = guarded_forward(model)
-    return guarded.regions if guarded else []
+    calls, generation = list[Region](), list[Region]()
+    for region in guarded.regions if guarded else ():
+        (generation if calls and region.call.form.caches else calls).append(region)
+    return calls, generation
 
 
 def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:

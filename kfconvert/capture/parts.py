@@ -13,13 +13,14 @@ from itertools import count
 
 from torch import nn
 
-from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
+from ..inputs import ExampleCall, bounded_lookups, variations, widened
 from ..region import CaptureError, Dimensions
 from .captured import Capture, capture
 from .deadline import Budget
 from .module_times import seconds_within
 from .structure import groups, integers, is_operator
 from .submodule_calls import kind_of, observe, opaque_kind, outlines, sizes
+from .tracer import call_form
 
 # In seconds of processor time of this thread, for one choice of free sizes: with many free sizes, the capture of
 # windowed attention takes minutes. Wall-clock time would find fewer parts on a busy machine.
@@ -245,10 +246,7 @@ def choices(
     module: nn.Module, call: ExampleCall, varied: Mapping[str, ExampleCall | None]
 ) -> list[dict[str, Dimensions]]:
     """Free sizes to trace with: all varied sizes, sizes that vary with the batch, none."""
-    try:
-        form = CallForm(module.forward, call.args, call.kwargs)
-    except ValueError as error:
-        raise CaptureError(str(error)) from None
+    form = call_form(module, call)
     histories: dict[tuple[tuple[str, int], ...], Dimensions] = {}
     known = sizes(form.leaves(call.args, call.kwargs))
     others = {name: other and form.leaves(other.args, other.kwargs) for name, other in varied.items()}

@@ -71,7 +71,7 @@ def trace(
         CaptureError: the time is up, ``torch.export`` rejects the module, or the graph has disallowed effects (it
             writes to a buffer, a parameter or an argument).
     """
-    form = _call_form(model, call)
+    form = call_form(model, call)
     leaves = form.leaves(call.args, call.kwargs)
     if dimensions is None:
         dimensions = free_dimensions(model, call)
@@ -116,7 +116,7 @@ def free_dimensions(
     Raises:
         CaptureError: the signature of ``model`` does not name all arguments of ``call``.
     """
-    form = _call_form(model, call)
+    form = call_form(model, call)
     leaves = form.leaves(call.args, call.kwargs)
     tensors = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     found = {}
@@ -195,7 +195,7 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if copy.stride() == tensor.stride() else copy
 
 
-def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
+def call_form(model: nn.Module, call: ExampleCall) -> CallForm:
     try:
         return CallForm(model.forward, call.args, call.kwargs)
     except ValueError as error:
@@ -217,7 +217,7 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
             torch.no_grad(),
             _nothing_kept(),
             KeptContiguous(),
-            _errors_noted(),
+            _NoErrorsCaught(),
             no_compiler_asked_for(),
             lean_graphs(model.forward.__code__),
         ):
@@ -236,20 +236,17 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
     return program
 
 
-@contextmanager
-def _errors_noted():
+class _NoErrorsCaught(TorchFunctionMode):
     """Context manager that refuses a forward which catches an operator's error, as another call may not raise it."""
-    noted = _Errors()
-    with noted:
-        yield
-    if noted.first is not None:
-        reason = f"its forward catches an operator's error: {_export_reason(noted.first)}"
-        raise CaptureError(reason, noted.place)
 
-
-class _Errors(TorchFunctionMode):
     first: Exception | None = None
     place: str | None = None
+
+    def __exit__(self, kind, error, traceback):
+        super().__exit__(kind, error, traceback)
+        if error is None and self.first is not None:
+            reason = f"its forward catches an operator's error: {_export_reason(self.first)}"
+            raise CaptureError(reason, self.place)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         try:

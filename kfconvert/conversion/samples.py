@@ -155,10 +155,6 @@ def _layout_text(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} by {list(value.stride())}"
 
 
-def _unchanged(argument: Any) -> Any:
-    return argument
-
-
 def _in_float64(value: Any) -> Any:
     """Converts a floating-point tensor, or a floating-point dtype argument, to float64."""
     if isinstance(value, Tensor):
@@ -175,13 +171,14 @@ def _neighbour(value: Any) -> Any:
     return value.double() * (1 + torch.finfo(value.dtype).eps * shifts)
 
 
-def _subgraph(site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _unchanged) -> Callable[..., Any]:
+def _subgraph(site: Site, outer: list[fx.Node], change: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
     """Returns the matched calls as a function of ``outer``, the values they read; ``change`` maps their constants."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"value_{index}") for index, node in enumerate(outer)}
     for node in _covered(site):
         copied = copies[node] = graph.node_copy(node, copies.__getitem__)
-        copied.args, copied.kwargs = map_aggregate(copied.args, change), map_aggregate(copied.kwargs, change)
+        if change is not None:
+            copied.args, copied.kwargs = map_aggregate(copied.args, change), map_aggregate(copied.kwargs, change)
     graph.output(tuple(copies[node] for node in site.replacement.outputs))
     lower(graph)
     return fx.GraphModule(torch.nn.Module(), graph).forward

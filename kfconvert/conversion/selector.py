@@ -138,10 +138,8 @@ class Selector:
         total = {layout: 0.0 for layout in programs}
         for load in loads:
             calls = {str(layout): partial(program.run, load.leaves) for layout, program in programs.items()}
-            budget = SECONDS_PER_LAYOUT * len(calls) * self.effort.timing
-            times = self._compare(self._alone_on_the_device(calls), budget)
-            for layout in total:
-                total[layout] += load.share * times[str(layout)].median_ms
+            times = self._program_us(self._alone_on_the_device(calls))
+            total = {layout: before + load.share * times[str(layout)] for layout, before in total.items()}
         return total[True] < total[False]
 
     def replayed_us(self, calls: Calls) -> dict[str, float]:
@@ -152,9 +150,10 @@ class Selector:
             alone = self._alone_on_the_device({name: call})
             if alone[name] is not call:
                 recorded |= alone
-        if len(recorded) < 2:
-            return {}
-        times = self._compare(recorded, SECONDS_PER_LAYOUT * len(recorded) * self.effort.timing)
+        return self._program_us(recorded) if len(recorded) > 1 else {}
+
+    def _program_us(self, calls: Calls) -> dict[str, float]:
+        times = self._compare(calls, SECONDS_PER_LAYOUT * len(calls) * self.effort.timing)
         return {name: 1e3 * timing.median_ms for name, timing in times.items()}
 
     def slower(self, pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any], float]]) -> str | None:

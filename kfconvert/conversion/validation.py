@@ -129,24 +129,19 @@ class _Validation:
         applied: Callable[[], list[list[Site]]],
         judged: Callable[[Sequence[list[Site]]], ValidationResult],
     ) -> None:
-        self.accuracy = self._accurate(applied, judged)
-        if not self.accuracy.passed:
-            differs = "" if self.accuracy.passed is None else f"{captured} differs from the model: "
-            self.reverted = revert(self._captures, f"{differs}{self.accuracy.reason}")
-
-    def _accurate(
-        self, applied: Callable[[], list[list[Site]]], judged: Callable[[Sequence[list[Site]]], ValidationResult]
-    ) -> ValidationResult:
-        """Returns the ``judged`` result of the ``applied`` sites, after it drops sites with inaccurate outputs."""
+        """Set the ``judged`` result of the ``applied`` sites, after dropping sites with inaccurate outputs."""
         accuracy = judged(applied())
-        if accuracy.passed is None:
-            return accuracy
-        if not accuracy.passed and any(captured.channels_last for captured in self._captures.outermost()):
+        if accuracy.passed is False and any(each.channels_last for each in self._captures.outermost()):
             # Library convolutions sum in another order for each layout, sometimes with twice the error.
             self._layouts.leave_channels_last()
             self.dropped = True
             accuracy = judged(applied())
-        return accuracy if accuracy.passed else drop_inaccurate(applied(), accuracy, judged, self._drop)
+        if accuracy.passed is False:
+            accuracy = drop_inaccurate(applied(), accuracy, judged, self._drop)
+        self.accuracy = accuracy
+        if not accuracy.passed:
+            differs = "" if accuracy.passed is None else f"{captured} differs from the model: "
+            self.reverted = revert(self._captures, f"{differs}{accuracy.reason}")
 
     def _drop(self, sites: Sequence[Site], reason: str) -> None:
         """Reject ``sites`` and all others that share their modules."""

@@ -34,9 +34,6 @@ class Timing:
     q3_ms: float
     rounds: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Speedup:
@@ -109,7 +106,7 @@ class Comparison(Mapping[str, Timing]):
         others = [name for name in self if name != self.baseline]
         return {
             "baseline": self.baseline,
-            "timings": {name: timing.as_dict() for name, timing in self.items()},
+            "timings": {name: dataclasses.asdict(timing) for name, timing in self.items()},
             "speedups": {name: self.speedup(name).as_dict() for name in others},
         }
 

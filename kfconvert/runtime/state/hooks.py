@@ -18,15 +18,7 @@ _REMOVAL = {
     SpectralNorm: ("remove_spectral_norm", "name"),
     BasePruningMethod: ("prune.remove", "_tensor_name"),
 }
-_GLOBAL_HOOKS = tuple(
-    getattr(torch_module, name)
-    for name in (
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-    )
-)
+_GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{kind}") for kind in HOOK_KINDS)
 
 
 def inner_hook(model: nn.Module, of_gradients: bool = False) -> str | None:

@@ -6,16 +6,10 @@ import pickle
 import random
 from typing import Any
 
-import numpy
 import torch
+from numpy.random import BitGenerator, Generator, RandomState
 
-GENERATORS = (
-    random.Random,
-    numpy.random.Generator,
-    numpy.random.RandomState,
-    numpy.random.BitGenerator,
-    torch.Generator,
-)
+GENERATORS = (random.Random, Generator, RandomState, BitGenerator, torch.Generator)
 
 
 def generator_state(generator: Any) -> Any:
@@ -24,7 +18,7 @@ def generator_state(generator: Any) -> Any:
         return None
     if isinstance(generator, random.Random):
         return generator.getstate()
-    if isinstance(generator, (numpy.random.RandomState, torch.Generator)):
+    if isinstance(generator, (RandomState, torch.Generator)):
         return generator.get_state()
     return getattr(generator, "bit_generator", generator).state
 
@@ -40,7 +34,7 @@ def put_back(generator: Any, state: Any) -> None:
         return
     if isinstance(generator, random.Random):
         generator.setstate(state)
-    elif isinstance(generator, (numpy.random.RandomState, torch.Generator)):
+    elif isinstance(generator, (RandomState, torch.Generator)):
         generator.set_state(state)
     else:
         getattr(generator, "bit_generator", generator).state = state
