@@ -157,13 +157,9 @@ class Bench:
         )
 
     def _model(self, name: str, batch_size: int | None, progress: Progress) -> _Subject:
-        from ..inputs import example_call, resized
-
         jobs, shape = self.jobs, self._shape(batch_size)
         entry = jobs.resolved(name)
-        call = example_call(entry.model, shape, None if shape else entry.example_inputs, jobs.device, jobs.dtype)
-        if shape is None:
-            call = resized(call, batch_size, None)
+        call = self._call(entry.model, entry.example_inputs, batch_size, None, jobs.device, jobs.dtype)
 
         def convert() -> nn.Module:
             inputs = {"input_shape": shape} if shape else {"example_inputs": call.kwargs or call.args}
@@ -173,7 +169,6 @@ class Bench:
 
     def _artifact(self, folder: Path, batch_size: int | None) -> _Subject:
         from .. import artifact
-        from ..inputs import example_call, resized
 
         device = None if self.jobs.device_name == "auto" else self.jobs.device
         try:
@@ -186,11 +181,18 @@ class Bench:
         own = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
         if self.dtype and own and str(own) != f"torch.{self.dtype}":
             raise click.ClickException(f"{folder} is in {own}: --dtype is for models by name".replace("torch.", ""))
-        shape = self._shape(batch_size)
-        call = example_call(original, shape, None if shape else inputs, place, own)
-        if shape is None:
-            call = resized(call, batch_size, self.jobs.sizes["seq_len"])
+        call = self._call(original, inputs, batch_size, self.jobs.sizes["seq_len"], place, own)
         return _Subject(original, call, lambda: artifact.load(folder, device=device, trust_source=self.trust_source))
+
+    def _call(
+        self, model: nn.Module, inputs: Any, batch_size: int | None, seq_len: int | None, device: Any, dtype: Any
+    ) -> ExampleCall:
+        """The call to time: with the shape that the user named, or with ``inputs`` in these sizes."""
+        from ..inputs import example_call, resized
+
+        shape = self._shape(batch_size)
+        call = example_call(model, shape, None if shape else inputs, device, dtype)
+        return call if shape else resized(call, batch_size, seq_len)
 
     def _shape(self, batch_size: int | None) -> tuple[int, ...] | None:
         """The shape of the single input, if the user named one."""

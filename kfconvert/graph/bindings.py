@@ -19,37 +19,21 @@ def _size(tensor: Tensor, dimension: int) -> int:
 
 # Only bindings with the same argument order and names as the overload. Measured on one core of a 2.5 GHz
 # Xeon, small tensors: torch.ops.aten.add.Tensor 2.3 us, torch.add 1.0 us.
+_OF_TORCH = (
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.relu.default, aten.tanh.default,
+    aten.sigmoid.default, aten.matmul.default, aten.conv2d.default, aten.layer_norm.default, aten.batch_norm.default,
+    aten.embedding.default, aten.max_pool2d.default, aten.flatten.using_ints, aten.reshape.default, aten.transpose.int,
+    aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim, aten.select.int, aten.gather.default,
+    aten.mean.dim, aten.t.default,
+)  # fmt: skip
+_OF_NN = (
+    aten.gelu.default, aten.silu.default, aten.linear.default, aten.scaled_dot_product_attention.default,
+    aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default,
+)  # fmt: skip
 _BINDINGS: dict[Any, Callable] = {
-    aten.add.Tensor: torch.add,
-    aten.sub.Tensor: torch.sub,
-    aten.mul.Tensor: torch.mul,
-    aten.div.Tensor: torch.div,
-    aten.relu.default: torch.relu,
-    aten.tanh.default: torch.tanh,
-    aten.sigmoid.default: torch.sigmoid,
-    aten.gelu.default: _nn.gelu,
-    aten.silu.default: _nn.silu,
-    aten.linear.default: _nn.linear,
-    aten.matmul.default: torch.matmul,
-    aten.conv2d.default: torch.conv2d,
-    aten.layer_norm.default: torch.layer_norm,
-    aten.batch_norm.default: torch.batch_norm,
-    aten.embedding.default: torch.embedding,
-    aten.scaled_dot_product_attention.default: _nn.scaled_dot_product_attention,
-    aten.max_pool2d.default: torch.max_pool2d,
-    aten.avg_pool2d.default: _nn.avg_pool2d,
-    aten.adaptive_avg_pool2d.default: _nn.adaptive_avg_pool2d,
-    aten.flatten.using_ints: torch.flatten,
-    aten.reshape.default: torch.reshape,
-    aten.transpose.int: torch.transpose,
-    aten.permute.default: torch.permute,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.squeeze.dim: torch.squeeze,
-    aten.select.int: torch.select,
+    **{overload: getattr(torch, overload.overloadpacket.__name__) for overload in _OF_TORCH},
+    **{overload: getattr(_nn, overload.overloadpacket.__name__) for overload in _OF_NN},
     aten.expand.default: Tensor.expand,
-    aten.gather.default: torch.gather,
-    aten.mean.dim: torch.mean,
-    aten.t.default: torch.t,
     aten.sym_size.int: _size,
 }
 

@@ -73,15 +73,9 @@ class OwnPattern:
     def fusion(self, numbers: dict[str, float]) -> OwnFusion:
         """Creates the module that replaces a match with these numbers."""
         source, places = self._source, {name: Input(index) for index, name in enumerate(self.tensors)}
-
-        def given(name: str) -> Any:
-            return places[name] if name in places else numbers.get(name, self._arguments[name])
-
-        names = list(self._arguments)
-        count = len(source.call.args)
-        arguments = Arguments(tuple(map(given, names[:count])), {name: given(name) for name in names[count:]})
-        exact = source.numerics == "exact"
-        return OwnFusion(source.name, source.reference, source.replacement, arguments, exact)
+        call = self._call(self._arguments | numbers | places)
+        arguments = Arguments(call.args, call.kwargs)
+        return OwnFusion(source.name, source.reference, source.replacement, arguments, source.numerics == "exact")
 
     def _traces(self) -> list[Traced]:
         """The traces of the reference, one per floating-point dtype, because casts differ."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -13,20 +14,15 @@ from .cases import Make, net
 
 Activation = Callable[[Any], Any]
 
+_PLAIN = "relu silu tanh sigmoid relu6 hardswish hardsigmoid"
 # Activation name of kfconvert.ops -> the call that applies it to a value.
 _TREES: dict[str, Activation] = {
+    **{name: partial(Op, getattr(aten, name).default) for name in _PLAIN.split()},
     "none": lambda x: x,
-    "relu": lambda x: Op(aten.relu.default, x),
     "gelu": lambda x: Op(aten.gelu.default, x, "none"),
     "gelu_tanh": lambda x: Op(aten.gelu.default, x, "tanh"),
-    "silu": lambda x: Op(aten.silu.default, x),
-    "tanh": lambda x: Op(aten.tanh.default, x),
-    "sigmoid": lambda x: Op(aten.sigmoid.default, x),
-    "relu6": lambda x: Op(aten.relu6.default, x),
-    "hardswish": lambda x: Op(aten.hardswish.default, x),
     # There is no ATen operator for this activation. Its input occurs twice, so it needs a name.
     "quick_gelu": lambda x: Op(aten.mul.Tensor, x, Op(aten.sigmoid.default, Op(aten.mul.Tensor, x, Number(1.702)))),
-    "hardsigmoid": lambda x: Op(aten.hardsigmoid.default, x),
     "leaky_relu": lambda x: Op(aten.leaky_relu.default, x, Var("negative_slope")),
 }
 _MODULES: dict[str, Make] = {

@@ -15,6 +15,7 @@ from ..modules import FusedAttention, MaskTerm
 from .attention_cases import CASES
 from .checks import dtype_refusal, sizes, traced
 from .masks import least, saturation, sum_bound
+from .skeletons import cast
 
 # A fill value below this hides scores, because no score is that low.
 _HIDING = -1e9
@@ -53,10 +54,6 @@ def _masked(tree: Tree, *names: str) -> Tree:
     return tree
 
 
-def _cast(tree: Tree, name: str) -> Either:
-    return Either(Op(aten.to.dtype, tree, Var(name)), tree)
-
-
 _KEY = Either(
     _scaled(Op(aten.transpose.int, _scaled(Var("k"), "k"), AnyNumber("dim0"), AnyNumber("dim1")), "kt"),
     _scaled(Var("kt"), "kt"),
@@ -67,11 +64,11 @@ _ADDED_PRODUCT = Op(
 )
 _SCORES = Either(_ADDED_PRODUCT, _masked(_PRODUCT, "inner"))
 _MASKED = _reshaped(_masked(_hidden(_reshaped(_SCORES, "split_shape")), "outer", "last"), "joined_shape")
-_SOFTMAX = Op(aten.softmax.int, _cast(_MASKED, "wide"), AnyNumber("dim"), Var("dtype"), name="softmax")
+_SOFTMAX = Op(aten.softmax.int, cast(_MASKED, "wide"), AnyNumber("dim"), Var("dtype"), name="softmax")
 _UNKNOWN = Op(aten.softmax.int, Var("unknown"), AnyNumber("dim"), Var("dtype"), name="softmax")
 _TREE = Op(
     aten.matmul.default,
-    _reshaped(_cast(Either(_SOFTMAX, _UNKNOWN), "narrow"), "weights_shape"),
+    _reshaped(cast(Either(_SOFTMAX, _UNKNOWN), "narrow"), "weights_shape"),
     Var("v"),
     name="result",
 )

@@ -41,8 +41,8 @@ def _additive(mask: Tensor, fill: float = _LOWEST) -> Tensor:
 _FOUR, _THREE, _MASK = _inputs(3), _inputs(), _inputs(3, masked=True)
 
 
-def _found(function: Callable[..., Any], inputs: Inputs = _FOUR, count: int = 1) -> Case:
-    return Case(net(lambda self, q, k, v: function(q, k, v)), inputs, count)
+def _found(function: Callable[..., Any], inputs: Inputs = _FOUR, *expected: Any) -> Case:
+    return Case(net(lambda self, q, k, v: function(q, k, v)), inputs, *expected)
 
 
 def _masked(function: Callable[..., Tensor], count: int = 1, reason: str | None = None, inputs: Inputs = _MASK) -> Case:
@@ -50,7 +50,7 @@ def _masked(function: Callable[..., Tensor], count: int = 1, reason: str | None 
 
 
 def _refused(function: Callable[..., Any], reason: str) -> Case:
-    return Case(net(lambda self, q, k, v: function(q, k, v)), _FOUR, 0, reason)
+    return _found(function, _FOUR, 0, reason)
 
 
 def _float_mask(change: Callable[[Tensor], Tensor], width: int = 7) -> Case:

@@ -28,15 +28,10 @@ _PACKED = _linear("packed")
 def _half(name: str) -> Either:
     """A part of the packed layer, by its index ``<name>_index`` or its start ``<name>_start``."""
     index, dim = Var(f"{name}_index"), Var("dim")
+    sizes = {aten.chunk.default: 2, aten.split.Tensor: Var("size"), aten.split_with_sizes.default: Var("sizes")}
+    parts = [Op(split, _PACKED, size, dim, name="parts") for split, size in sizes.items()]
     return Either(
-        Op(operator.getitem, Op(aten.chunk.default, _PACKED, 2, dim, name="parts"), index, name=name),
-        Op(operator.getitem, Op(aten.split.Tensor, _PACKED, Var("size"), dim, name="parts"), index, name=name),
-        Op(
-            operator.getitem,
-            Op(aten.split_with_sizes.default, _PACKED, Var("sizes"), dim, name="parts"),
-            index,
-            name=name,
-        ),
+        *(Op(operator.getitem, each, index, name=name) for each in parts),
         Op(aten.slice.Tensor, _PACKED, dim, Var(f"{name}_start"), Var(f"{name}_end"), name=name),
     )
 

@@ -26,21 +26,12 @@ _COMPUTED = {
 }  # fmt: skip
 # Operators that return elements of these arguments, or zeros.
 _CHOICES = {
-    aten.where.self: (1, 2),
-    aten.where.ScalarOther: (1, 2),
-    aten.where.ScalarSelf: (1, 2),
-    aten.where.Scalar: (1, 2),
-    aten.masked_fill.Scalar: (0, 2),
-    aten.masked_fill.Tensor: (0, 2),
-    aten.cat.default: (0,),
-    aten.full.default: (1,),
-    aten.full_like.default: (1,),
+    **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar), (1, 2)),
+    **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), (0, 2)),
+    **dict.fromkeys((aten.cat.default, aten.triu.default, aten.tril.default), (0,)),
+    **dict.fromkeys((aten.full.default, aten.full_like.default), (1,)),
+    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), ()),
     aten.new_full.default: (2,),
-    aten.triu.default: (0,),
-    aten.tril.default: (0,),
-    aten.zeros.default: (),
-    aten.zeros_like.default: (),
-    aten.new_zeros.default: (),
 }
 # Products of computed values with factors up to this are as finite as the scores.
 _MODERATE = 1e6

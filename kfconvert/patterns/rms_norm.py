@@ -18,19 +18,14 @@ from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedAddRMSNorm, FusedRMSNorm
 from .cases import Inputs, Make, net, parameter, random
 from .checks import dtype_refusal, residual_refusal, traced, weights_refusal
-from .skeletons import norm_replacement
+from .skeletons import cast, norm_replacement
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _cast(tree: Tree, name: str) -> Either:
-    """``tree``, or its conversion to a dtype captured as ``name``."""
-    return Either(Op(aten.to.dtype, tree, Var(name)), tree)
-
-
 def _tree(value: Tree) -> Either:
     """The RMS norm of ``value``. The anchor is the call that computes 1 / sqrt(mean(x^2) + eps), or the root."""
-    wide = _cast(value, "wide")
+    wide = cast(value, "wide")
     square = Either(
         Op(aten.pow.Tensor_Scalar, wide, Number(2)), Op(aten.mul.Tensor, wide, wide), Op(aten.square.default, wide)
     )
@@ -46,13 +41,13 @@ def _tree(value: Tree) -> Either:
         Op(aten.mul.Tensor, inverse, Number(1)),  # the exported form of 1 / sqrt(...)
     )
     normalised = Either(
-        Op(aten.mul.Tensor, wide, _cast(scale, "scale_dtype")), Op(aten.div.Tensor, wide, _cast(root, "scale_dtype"))
+        Op(aten.mul.Tensor, wide, cast(scale, "scale_dtype")), Op(aten.div.Tensor, wide, cast(root, "scale_dtype"))
     )
-    weight = _cast(Var("weight"), "weight_dtype")
+    weight = cast(Var("weight"), "weight_dtype")
     weight = Either(Op(aten.add.Tensor, weight, Var("offset")), weight)
     call = Op(aten.rms_norm.default, wide, Var("normalized_shape"), weight, Var("eps"), name="norm")
-    affine = Op(aten.mul.Tensor, _cast(normalised, "normalised_dtype"), weight)
-    return Either(*(_cast(option, "result_dtype") for option in (affine, normalised, call)))
+    affine = Op(aten.mul.Tensor, cast(normalised, "normalised_dtype"), weight)
+    return Either(*(cast(option, "result_dtype") for option in (affine, normalised, call)))
 
 
 def _value(captures: dict[str, Any]) -> fx.Node:

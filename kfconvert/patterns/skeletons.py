@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..graph import Var
+from ..graph import Either, Op, Tree, Var, aten
 from ..matching import Match, Replacement
 from ..modules import FusedLinear
 from .checks import traced
@@ -21,6 +21,11 @@ NORM_TENSORS = ("scale", "shift", "mean", "variance")
 
 Live = Callable[[fx.Node], Tensor]
 Bindings = list[tuple[nn.Module, str, fx.Node]]
+
+
+def cast(tree: Tree, name: str) -> Either:
+    """Returns ``tree``, or its conversion to a dtype captured as ``name``."""
+    return Either(Op(aten.to.dtype, tree, Var(name)), tree)
 
 
 def conv_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindings]:

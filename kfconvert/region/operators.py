@@ -38,18 +38,11 @@ _ATEN = frozenset(
     """.split()
 )
 # Python functions of sizes, and getitem for results of operators.
-_OF_PYTHON = {
-    "getitem": operator.getitem,
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "neg": operator.neg,
-    "sym_max": torch.sym_max,
-    "sym_min": torch.sym_min,
+_NAMES: dict[Any, str] = {
+    **{getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")},
+    **{getattr(torch, name): name for name in ("sym_max", "sym_min")},
 }
-_NAMES = {function: name for name, function in _OF_PYTHON.items()}
+_OF_PYTHON = {name: function for function, name in _NAMES.items()}
 
 
 def operator_name(target: Any) -> str:
