@@ -57,6 +57,8 @@ def _permuted(graph: fx.Graph, value: fx.Node, labels: str, wanted: str) -> fx.N
     if labels == wanted:
         return value
     order = [labels.index(label) for label in wanted]
-    permuted = graph.call_function(aten.permute.default, (value, order))
+    swapped = wanted == labels[:-2] + labels[:-3:-1]
+    target, how = (aten.transpose.int, (-2, -1)) if swapped else (aten.permute.default, (order,))
+    permuted = graph.call_function(target, (value, *how))
     permuted.meta = {**value.meta, "val": value.meta["val"].permute(order)}
     return permuted

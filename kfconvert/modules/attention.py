@@ -1,16 +1,20 @@
 """Scaled dot-product attention: ``softmax(q k^T scale + masks) v``."""
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import FusedModule
+from ..ops.fused.attention import attention_triton, keeps_keys
+from .base import FusedModule, Plan
+from .linear import has_triton
 
 # With fewer keys than a vector has elements, and no mask, the CPU kernel of torch 2.11 to 2.14 returns zeros
 # for a row of NaN scores; with a mask it does not.
 _FEWEST_KEYS = 16
+_FEWEST_ROWS = 16  # of queries, in a tile of Triton's kernel
 
 
 class MaskTerm(NamedTuple):
@@ -47,28 +51,21 @@ class FusedAttention(FusedModule):
             overflows that value to -inf and zeroes rows that have uniform weights in the original. The module uses
             half of the value, which stays finite.
         empty_rows: the terms may be -inf in whole rows, which gives NaN.
-    Strategies: "sdpa" (``F.scaled_dot_product_attention``; not for half types on the CPU), "composition".
+    Strategies: "sdpa" (``F.scaled_dot_product_attention``; not for half types on the CPU), "triton" (CUDA, half types,
+    up to 256 keys, from 16 queries on, if Triton is installed: one kernel that reads terms without expanding or summing
+    them), "composition". If a gradient is needed, "sdpa" runs instead of "triton".
     """
 
-    live_strategies = ("sdpa", "composition")
+    live_strategies = ("sdpa", "triton", "composition")
     lays_out_anew = True
 
     def __init__(
-        self,
-        scale: float,
-        key_transposed: bool = False,
-        terms: tuple[MaskTerm, ...] = (),
-        split: int | None = None,
-        saturated: bool = False,
-        empty_rows: bool = False,
-    ):
+        self, scale: float, key_transposed: bool = False, terms: tuple[MaskTerm, ...] = (), split: int | None = None,
+        saturated: bool = False, empty_rows: bool = False,
+    ):  # fmt: skip
         super().__init__()
-        self.scale = scale
-        self.key_transposed = key_transposed
-        self.terms = tuple(terms)
-        self.split = split
-        self.saturated = saturated
-        self.empty_rows = empty_rows
+        self.scale, self.key_transposed, self.terms, self.split = scale, key_transposed, tuple(terms), split
+        self.saturated, self.empty_rows = saturated, empty_rows
 
     @classmethod
     def examples(cls):
@@ -78,28 +75,51 @@ class FusedAttention(FusedModule):
         yield cls(0.3, True, terms), (q, k.mT.contiguous(), v, *masks)
 
     def strategies(self, *inputs) -> list[str]:
-        # The CPU kernels of the half types (torch 2.11 to 2.14) return 0 where an infinite q or k makes NaN.
-        inexact = inputs[0].is_cpu and inputs[0].element_size() == 2
-        return ["composition"] if inexact else ["sdpa", "composition"]
+        q, v = inputs[0], inputs[2]
+        if _is_inexact(q):
+            return ["composition"]
+        fits = q.is_cuda and q.element_size() == 2 and q.shape[-2] >= _FEWEST_ROWS and keeps_keys(q, v)
+        return ["sdpa", *(["triton"] if fits and has_triton(q.device) else []), "composition"]
 
     def differentiable(self, *inputs: Tensor) -> Tensor:
-        y: Tensor = self.plan(*inputs)(*inputs)
-        return y
+        # Independent of sizes, which are free in a trace.
+        plain = self.strategy == "composition" or _is_inexact(inputs[0])
+        return self.reference(*inputs) if plain else self._kernel(*inputs)
+
+    def plan(self, *inputs: Tensor) -> Plan:
+        return self._triton if self.choose(*inputs) == "triton" else super().plan(*inputs)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         rank = v.dim()
-        q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
+        q, k, v, terms = self._arranged(q, k, v, masks)
         scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
-        y = torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
+        y = torch.matmul(torch.softmax(scores + reduce(torch.add, terms) if terms else scores, -1), v)
         return y.flatten(0, 1) if y.dim() > rank else y
+
+    def _triton(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        if not keeps_keys(q, v):  # a plan for few keys meets any number
+            return self._kernel(q, k, v, *masks)
+        rank = v.dim()
+        q, k, v, terms = self._arranged(q, k, v, masks)
+        five = {3: (None, None), 4: (slice(None), None), 5: ()}[q.dim()]  # an index that makes five dimensions
+        q, k, v, *terms = (x[(None,) * (q.dim() - x.dim())][five] for x in (q, k, v, *terms))
+        y: Tensor = attention_triton(q, k, v, terms, self.scale)
+        return y.flatten(0, 5 - rank)
 
     def _kernel(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         rank = v.dim()
-        q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
-        highest = None
-        if mask is not None:
-            if mask.dim() < 4:
-                mask = mask[(None,) * (4 - mask.dim())]
+        q, k, v, terms = self._arranged(q, k, v, masks)
+        highest = mask = None
+        if q.dim() == 3:  # the kernels need four dimensions
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        batch = q.shape[:-2]
+        k, v = (x if x.shape[:-2] == batch else x.expand(*batch, -1, -1) for x in (k, v))
+        if terms:
+            mask = reduce(torch.add, terms)
+            mask = mask[(None,) * (4 - mask.dim())]
+            if q.dim() == 5 and any(size != 1 for size in mask.shape[:-3]):
+                mask = mask.expand(*batch[:2], -1, -1, -1)
+            mask = mask.flatten(0, mask.dim() - 4)
             if self.empty_rows:
                 highest = mask.amax(-1, keepdim=True)
             if self.saturated and mask.is_cuda:
@@ -108,46 +128,35 @@ class FusedAttention(FusedModule):
                 mask = mask.expand(*mask.shape[:-1], k.shape[-2]).contiguous()  # no stride of 0
         elif q.is_cpu and k.shape[-2] < _FEWEST_KEYS:
             mask = q.new_zeros(1, 1, 1, k.shape[-2])
-        if q.dim() == 3:  # the kernels need four dimensions
-            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-        batch = q.shape[:-2]
-        if k.shape[:-2] != batch:
-            k = k.expand(*batch, -1, -1)
-        if v.shape[:-2] != batch:
-            v = v.expand(*batch, -1, -1)
+        if q.dim() == 5:
+            q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
         y = F.scaled_dot_product_attention(q, k, v, mask, scale=self.scale)
         if highest is not None:
             y = y + (highest - highest)  # adds 0, or NaN for infinity and NaN: cheaper than compare and fill
+        if y.dim() < rank:
+            return y.unflatten(0, batch[:2])
         return y.flatten(0, 1) if y.dim() > rank else y
 
-    def _mask(self, q: Tensor, masks: tuple[Tensor, ...]) -> Tensor | None:
-        """Returns the sum of all terms."""
-        total = None
+    def _arranged(self, q, k, v, masks):
+        """Returns q, k, v with matching leading dimensions, k as (..., M, D), and the list of terms to add."""
+        terms = []
         for term, mask in zip(self.terms, masks):
             if term.fill is not None:
                 hidden, shown = (term.fill, 0.0) if term.hidden else (0.0, term.fill)
                 mask = torch.where(mask, torch.full((), hidden, dtype=q.dtype, device=q.device), shown)
-            if term.split:
-                mask = mask.unflatten(0, (-1, self.split))
-            total = mask if total is None else total + mask
-        return total
-
-    def _arranged(self, q, k, v, mask):
-        """Returns q, k, v and mask with matching leading dimensions, and k as (..., M, D)."""
+            terms.append(mask.unflatten(0, (-1, self.split)) if term.split else mask)
         if self.key_transposed:
             k = k.transpose(-1, -2)
-        if self.split is None:
-            return q, k, v, mask
-        if q.dim() == 3:
-            sizes = (-1, self.split)
-            v = v.unflatten(0, sizes) if v.dim() == 3 else v
-            return q.unflatten(0, sizes), k.unflatten(0, sizes), v, mask
-        if mask is not None and mask.dim() == 5:  # windows: reshaping the mask copies less than splitting q, k, v
-            mask = mask.expand(q.shape[0] // self.split, self.split, -1, -1, -1).flatten(0, 1)
-        return q, k, v, mask
+        if self.split is not None:
+            rank = q.dim()
+            q, k, v = (x.unflatten(0, (-1, self.split)) if x.dim() == rank else x for x in (q, k, v))
+        return q, k, v, terms
 
     def extra_repr(self) -> str:
-        return (
-            f"scale={self.scale}, key_transposed={self.key_transposed}, terms={self.terms}, "
-            f"split={self.split}, saturated={self.saturated}, empty_rows={self.empty_rows}"
-        )
+        names = ("scale", "key_transposed", "terms", "split", "saturated", "empty_rows")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+def _is_inexact(x: Tensor) -> bool:
+    """Whether SDPA returns 0 where an infinite q or k makes NaN: on the CPU for half types, in torch 2.11 to 2.14."""
+    return x.is_cpu and x.element_size() == 2

@@ -36,11 +36,11 @@ def takes_triton(x: torch.Tensor, activation: str) -> bool:
     """Whether Triton's kernel, on x (..., in_features), may be faster than the library's. Imports Triton if it may."""
     wanted = x.dtype == torch.float32 or (x.dtype in _HALF_TYPES and activation not in ("none", *_EPILOGUES))
     enough = x.is_cuda and x.numel() >= TILED_MIN_ROWS * x.shape[-1] > 0
-    return wanted and enough and has_kernels(x) and _has_triton(x.device)
+    return wanted and enough and has_kernels(x) and has_triton(x.device)
 
 
 @functools.cache
-def _has_triton(device: torch.device) -> bool:
+def has_triton(device: torch.device) -> bool:
     """Whether Triton's kernel, which is registered here, can run on a device: TF32 needs compute capability 8.0."""
     try:
         return torch.cuda.get_device_capability(device) >= (8, 0) and bool(kernels.triton.__all__)

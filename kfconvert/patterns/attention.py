@@ -58,20 +58,15 @@ _KEY = Either(
     _scaled(Op(aten.transpose.int, _scaled(Var("k"), "k"), AnyNumber("dim0"), AnyNumber("dim1")), "kt"),
     _scaled(Var("kt"), "kt"),
 )
-_PRODUCT = _scaled(Op(aten.matmul.default, _scaled(Var("q"), "q"), _KEY, name="scores"), "scores")
-_ADDED_PRODUCT = Op(
-    aten.baddbmm.default, Var("inner"), _scaled(Var("q"), "q"), _KEY, Var("beta"), Var("alpha"), name="scores"
-)
+_QUERY = _scaled(Var("q"), "q")
+_PRODUCT = _scaled(Op(aten.matmul.default, _QUERY, _KEY, name="scores"), "scores")
+_ADDED_PRODUCT = Op(aten.baddbmm.default, Var("inner"), _QUERY, _KEY, Var("beta"), Var("alpha"), name="scores")
 _SCORES = Either(_ADDED_PRODUCT, _masked(_PRODUCT, "inner"))
 _MASKED = _reshaped(_masked(_hidden(_reshaped(_SCORES, "split_shape")), "outer", "last"), "joined_shape")
 _SOFTMAX = Op(aten.softmax.int, cast(_MASKED, "wide"), AnyNumber("dim"), Var("dtype"), name="softmax")
 _UNKNOWN = Op(aten.softmax.int, Var("unknown"), AnyNumber("dim"), Var("dtype"), name="softmax")
-_TREE = Op(
-    aten.matmul.default,
-    _reshaped(cast(Either(_SOFTMAX, _UNKNOWN), "narrow"), "weights_shape"),
-    Var("v"),
-    name="result",
-)
+_WEIGHTS = _reshaped(cast(Either(_SOFTMAX, _UNKNOWN), "narrow"), "weights_shape")
+_TREE = Op(aten.matmul.default, _WEIGHTS, Var("v"), name="result")
 
 
 def _scale(captures: dict[str, Any]) -> float:
@@ -98,9 +93,7 @@ def _masks(captures: dict[str, Any]) -> list[tuple[fx.Node, MaskTerm]]:
     scores, dtype = captures["scores"], traced(captures["q"]).dtype
     if "inner" in captures and captures.get("beta", 1) != 0:
         inner = captures["inner"]
-        split = (
-            "split" in captures and len(sizes(inner)) == len(sizes(scores)) and (sizes(inner)[0] == sizes(scores)[0])
-        )
+        split = "split" in captures and len(sizes(inner)) == len(sizes(scores)) and sizes(inner)[0] == sizes(scores)[0]
         terms.append((inner, MaskTerm(split=split)))
     if "fill" in captures:
         hidden, fill = "hidden" in captures, constant_value(captures["fill"])
@@ -123,7 +116,7 @@ def _shape_refusal(captures: dict[str, Any]) -> str | None:
     if not all(isinstance(node, fx.Node) for node in (q, k, v)):
         return "a constant is multiplied, not a tensor"
     rank = len(sizes(scores))
-    if rank not in (3, 4) or len(sizes(q)) != rank or len(sizes(k)) != rank:
+    if rank not in ((3, 4) if "split" in captures else (3, 4, 5)) or len(sizes(q)) != rank or len(sizes(k)) != rank:
         return f"queries of {len(sizes(q))} and keys of {len(sizes(k))} dimensions"
     if sizes(q)[:-2] != sizes(scores)[:-2]:
         return "the queries are broadcast over the keys"
@@ -149,9 +142,8 @@ def _split_refusal(captures: dict[str, Any]) -> str | None:
     if len(split) != len(scores) + 1 or split[2:] != scores[1:] or _split(captures) is None:
         return "the scores are not reshaped by splitting the first dimension"
     joined = sizes(captures["weights"]) if "weights" in captures else softmax
-    if joined[-2:] != scores[-2:] or len(joined) not in (len(scores), len(split)):
-        return "the attention weights have another shape than the scores"
-    if len(joined) == len(scores) and joined[1:] != scores[1:]:
+    first = 1 if len(joined) == len(scores) else -2
+    if joined[first:] != scores[first:] or len(joined) not in (len(scores), len(split)):
         return "the attention weights have another shape than the scores"
     if len(joined) != len(v) or len(result) != len(v) or (len(scores) == 4 and len(v) != 4):
         return "the values have other dimensions than the attention weights"
@@ -209,17 +201,11 @@ def _mask_refusal(captures: dict[str, Any]) -> str | None:
 
 
 def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-    captures = match.captures
-    dtype = traced(captures["q"]).dtype
-    masks = _masks(captures)
-    module = FusedAttention(
-        _scale(captures),
-        key_transposed="k" not in captures,
-        terms=tuple(term for _, term in masks),
-        split=_split(captures),
-        saturated=any(_bound(mask, term, dtype) < saturation(dtype) for mask, term in masks),
-        empty_rows=math.isinf(_total_bound(captures)),
-    )
+    captures, masks = match.captures, _masks(match.captures)
+    terms, dtype = tuple(term for _, term in masks), traced(captures["q"]).dtype
+    saturated = any(_bound(mask, term, dtype) < saturation(dtype) for mask, term in masks)
+    empty_rows = math.isinf(_total_bound(captures))
+    module = FusedAttention(_scale(captures), "k" not in captures, terms, _split(captures), saturated, empty_rows)
     inputs = (captures["q"], _key(captures), captures["v"], *(mask for mask, _ in masks))
     return Replacement(module, inputs, (), (match.root,))
 

@@ -126,6 +126,8 @@ CASES: tuple[Case, ...] = (
     _found(lambda q, k, v: _weights(_dots(q, k)) @ v[:, :1]),
     _found(lambda q, k, v: _weights(_dots(q, k[:, :1])) @ v),
     _found(_einsum),
+    _found(lambda q, k, v: _weights(torch.einsum("gbhnd,gbhmd->gbhnm", q, k * 0.3)) @ v, _inputs(3, 4)),
+    _found(lambda q, k, v: _weights(_dots(q, k) + torch.ones(3, 1, 5, 7)) @ v[:, :1], _inputs(3, 4)),
     _found(_baddbmm, _THREE),
     _masked(lambda q, k, v, hidden: _weights(_dots(q, k) * 0.3 + _additive(hidden)) @ v),
     _masked(lambda q, k, v, hidden: _weights(_additive(hidden) + _dots(q * 0.3, k)) @ v),

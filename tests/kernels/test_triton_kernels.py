@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import selection
+from support.accuracy import assert_as_accurate
 from support.devices import CUDA
 from support.operator_samples import LAYOUTS, SAMPLES
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch import Tensor
 import kfconvert
 from kfconvert import ops
 from kfconvert.kernels import reference
+from kfconvert.modules import FusedAttention, MaskTerm
 from kfconvert.ops import ACTIVATIONS
 
 pytest.importorskip("triton")
@@ -31,6 +33,15 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # One name for each kernel.
 KERNELS = {"act_mul", "add_relu", "layer_norm_act", "linear_act", "multiply_relu", "rms_norm_act"}
+# Into what FusedAttention splits the first dimension, and the shapes of q, k, v and its terms.
+ATTENTIONS = {
+    "windows": (2, (4, 3, 49, 32), (4, 3, 49, 32), (4, 3, 49, 32), (1, 3, 49, 49), (1, 2, 1, 49, 49)),
+    "windows and grids": (None, (1, 2, 3, 49, 16), (1, 2, 3, 49, 16), (1, 2, 3, 49, 16), (2, 1, 49, 49)),
+    "heads first": (3, (6, 17, 20), (6, 5, 20), (6, 5, 24), (1, 17, 5), (2, 1, 17, 5)),
+    "values with heads": (3, (6, 17, 20), (6, 5, 20), (2, 3, 5, 24), (17, 1)),
+    "one head of keys": (None, (2, 3, 70, 16), (1, 1, 200, 16), (2, 1, 200, 16), (2, 1, 70, 200)),
+    "three dimensions": (None, (3, 20, 16), (1, 64, 16), (3, 64, 16), (20, 64)),
+}
 PAIRS = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp", "swish_multiply", "geglu", "mish_scale"]
 
 
@@ -160,6 +171,21 @@ def test_infinite_and_largest_factors(tensor):
     x[1, 2], x[2, 3], x[3, 4], weight[3] = torch.inf, torch.finfo(x.dtype).min, torch.nan, 0
     for y, row in zip(kernels.linear_act(x, weight), x, strict=True):
         near(y, F.linear(row.double(), weight.double()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention(tensor, name, dtype):
+    """Rows without visible keys are NaN, also behind a boolean term."""
+    split, *shapes = ATTENTIONS[name]
+    q, k, v, *terms = (tensor(*shape, dtype=dtype) for shape in shapes)
+    terms[-1][..., 4, :], terms[-1][..., 9, 2:] = -torch.inf, -torch.inf
+    kinds = (*(MaskTerm() for _ in terms), MaskTerm(-torch.inf))
+    module = FusedAttention(0.3, split is None, kinds, split)
+    inputs = q, k.mT if split is None else k, v, *terms, terms[-1] > 1
+    exact = module.reference(*map(widened, inputs))
+    assert exact[..., 4, :].isnan().all() and exact.isfinite().any()
+    assert_as_accurate(module._triton(*inputs), module.reference(*inputs), exact, ulps=2)
 
 
 def test_activations(device):

@@ -19,29 +19,21 @@ from kfconvert.patterns import REGISTRY
 PATTERNS = [pattern for pattern in REGISTRY if pattern.name == "attention"]
 # bfloat16 is fused on CUDA only: see FusedAttention.strategies.
 KINDS = [pytest.param(("cpu", torch.float32), id="cpu-float32")]
-if torch.cuda.is_available():
-    KINDS += [
-        pytest.param(("cuda", torch.float32), marks=pytest.mark.cuda, id="cuda-float32"),
-        pytest.param(("cuda", torch.bfloat16), marks=pytest.mark.cuda, id="cuda-bfloat16"),
-    ]
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-}
+for dtype in (torch.float32, torch.bfloat16):
+    KINDS.append(pytest.param(("cuda", dtype), marks=pytest.mark.cuda, id=f"cuda-{dtype}"))
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
 SEQUENCE = {**SIZES, "max_position_embeddings": 32}
-SEQ2SEQ = {
-    "vocab_size": 64,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-}
+GPT2 = hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=32)
+T5 = hf.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+BLOOM = hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+DEBERTA = hf.DebertaV2Config(**SEQUENCE, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
+SWIN = hf.SwinConfig(image_size=32, patch_size=2, embed_dim=16, depths=[2], num_heads=[2], window_size=4)
+RESNET = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, out_features=["stage4"])
+DETR = hf.DetrConfig(
+    use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=RESNET, d_model=32,
+    encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+    decoder_ffn_dim=64, num_queries=5,
+)  # fmt: skip
 
 
 def ids():
@@ -59,55 +51,20 @@ def image(size=32):
     return {"pixel_values": torch.randn(2, 3, size, size)}
 
 
+def without_cache():
+    return tokens(use_cache=False)
+
+
 # name -> (model, its configuration, inputs, how many sites)
 MODELS = {
     "bert": (hf.BertModel, hf.BertConfig(**SEQUENCE), tokens, 1),
-    "gpt2": (
-        hf.GPT2Model,
-        hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=32),
-        lambda: tokens(use_cache=False),
-        1,
-    ),
-    "t5": (
-        hf.T5Model,
-        hf.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4),
-        lambda: tokens(decoder_input_ids=ids(), use_cache=False),
-        3,
-    ),
-    "bloom": (
-        hf.BloomModel,
-        hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4),
-        lambda: tokens(use_cache=False),
-        1,
-    ),
-    "llama": (hf.LlamaModel, hf.LlamaConfig(**SEQUENCE, num_key_value_heads=2), lambda: tokens(use_cache=False), 1),
-    "deberta": (
-        hf.DebertaV2Model,
-        hf.DebertaV2Config(**SEQUENCE, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"]),
-        tokens,
-        1,
-    ),
-    "swin": (
-        hf.SwinModel,
-        hf.SwinConfig(image_size=32, patch_size=2, embed_dim=16, depths=[2], num_heads=[2], window_size=4),
-        image,
-        2,
-    ),
-    "detr": (
-        hf.DetrModel,
-        hf.DetrConfig(
-            use_timm_backbone=False,
-            use_pretrained_backbone=False,
-            backbone=None,
-            backbone_config=hf.ResNetConfig(
-                embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, out_features=["stage4"]
-            ),
-            **{k: v for k, v in SEQ2SEQ.items() if k != "vocab_size"},
-            num_queries=5,
-        ),
-        lambda: image(64),
-        3,
-    ),
+    "gpt2": (hf.GPT2Model, GPT2, without_cache, 1),
+    "t5": (hf.T5Model, T5, lambda: tokens(decoder_input_ids=ids(), use_cache=False), 3),
+    "bloom": (hf.BloomModel, BLOOM, without_cache, 1),
+    "llama": (hf.LlamaModel, hf.LlamaConfig(**SEQUENCE, num_key_value_heads=2), without_cache, 1),
+    "deberta": (hf.DebertaV2Model, DEBERTA, tokens, 1),
+    "swin": (hf.SwinModel, SWIN, image, 2),
+    "detr": (hf.DetrModel, DETR, lambda: image(64), 3),
 }
 
 

@@ -9,6 +9,7 @@ tensors.
 """
 
 from ...ops.declaration import OPERATORS
+from . import attention as _attention  # registers its kernel
 from .combine import *
 from .linear import *
 from .norms import *
