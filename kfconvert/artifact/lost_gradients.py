@@ -24,15 +24,12 @@ def loses_gradients(model: nn.Module, call: ExampleCall) -> bool:
     in a ``torch.autograd.Function``, or raises an error with gradients."""
     try:
         with originals(), with_gradients(), _Disabled() as disabled:
-            outputs = call.map_tensors(_with_gradient)(model)
+            given = call.map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(_is_differentiable(tensor)))
+            outputs = given(model)
     except Exception:  # gradients may be the reason for any error
         return True
     nodes = autograd_nodes(output.grad_fn for output in _tensors(outputs))
     return disabled.met or any(map(_is_function, nodes))
-
-
-def _with_gradient(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(_is_differentiable(tensor))
 
 
 class _Disabled(TorchFunctionMode):

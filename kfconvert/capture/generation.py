@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -198,10 +199,8 @@ def _calls(model: nn.Module, prompt: Tensor, masked: bool) -> list[ExampleCall]:
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     generate: Any = model.generate
     try:
-        with quiet_thread(), bounded_lookups([prompt]):
+        with suppress(_Enough), quiet_thread(), bounded_lookups([prompt]):
             generate(**inputs, max_new_tokens=CALLS, min_new_tokens=CALLS, do_sample=False, num_beams=1)
-    except _Enough:
-        pass
     finally:
         handle.remove()
     return calls

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..region import Read
-from ..runtime import OF_EVERY_MODULE
+from ..runtime import HOOK_KINDS, OF_EVERY_MODULE
 
-_PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _OWN = OF_EVERY_MODULE - {"training"}
 
 
@@ -59,13 +59,9 @@ def _structure(module: nn.Module) -> Hashable:
             for store in (inner._parameters, inner._buffers)
             for name, tensor in store.items()
         )
-        hooks = tuple(id(hook) for kind in _hook_dicts(inner) for hook in kind.values())
+        hooks = tuple(id(hook) for kind in HOOK_KINDS for hook in vars(inner)[kind].values())
         parts.append((path, place, type(inner), attributes, integers, tensors, hooks))
     return tuple(parts)
-
-
-def _hook_dicts(module: nn.Module) -> tuple[dict, ...]:
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
 def _tensor(tensor: Tensor, numbers: dict[int, int]) -> Hashable:
@@ -80,9 +76,5 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(_element(item) for item in value)
+        return type(value), tuple(map(_value, value))
     return id(value)
-
-
-def _element(item: Any) -> Hashable:
-    return (int, item) if type(item) is int else _value(item)

@@ -181,8 +181,11 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
         del vars(model)["forward"]
         if own is not None:
             vars(model)["forward"] = own
+        # A reference cycle between the traced inputs and their shape environment, which Python's garbage collector
+        # cannot find, as part of it is in C++: both, with weak references to all weights, would never be freed.
         for mode in modes:
-            _untrack(mode)
+            if mode.shape_env is not None and mode.shape_env.tracked_fakes:
+                mode.shape_env.tracked_fakes.clear()
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -277,13 +280,6 @@ def _python_draws() -> tuple[Any, ...]:
     state: Any = numpy.random.get_state()
     _, keys, position, *_ = state
     return random.getstate(), keys.tobytes(), position
-
-
-def _untrack(mode: FakeTensorMode) -> None:
-    """Break the reference cycle between the traced inputs and their shape environment. Python's garbage collector
-    cannot find it, as part of it is in C++: both, with weak references to all weights, would never be freed."""
-    if mode.shape_env is not None and mode.shape_env.tracked_fakes:
-        mode.shape_env.tracked_fakes.clear()
 
 
 @contextmanager

@@ -78,7 +78,9 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
             found.append(refusal or capture_form(model, call, min(WHOLE_SECONDS, budget.left() - PARTS_SECONDS)))
             advance()
         first = next((form for form in found if isinstance(form, Capture)), None)
-        cheap = None if first is None else _cheap_call(first)
+        cheap = None
+        if first is not None:  # a few entries in each size that it leaves free
+            cheap = ExampleCall((), first.region.call.keywords(with_few(first.region, first.leaves)))
         prepared.own_state.resettle()
         replayed = replayed and not (first is not None and first.region.communicates)
         for each, captured in capture_generation(
@@ -133,11 +135,6 @@ def gathered(
     distinct = {(each.path, str(each.error)): each for each in refused}  # from searches for several example calls
     regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else distinct.values())]
     return Captures(forms, tuple(parts), tuple(regions), left_out)
-
-
-def _cheap_call(captured: Capture) -> ExampleCall:
-    """Returns the example call with a few entries in each size that the captured model leaves free."""
-    return ExampleCall((), captured.region.call.keywords(with_few(captured.region, captured.leaves)))
 
 
 def _region(model: nn.Module, name: str, module: str, error: CaptureError | None = None) -> dict[str, Any]:

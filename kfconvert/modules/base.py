@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from ..ops.activations import ACTIVATIONS
 from ..ops.arguments import checked
 from ..ops.registration import has_kernels
-from ..runtime import ROOT, Derived, Entry, Watch
+from ..runtime import HOOK_KINDS, ROOT, Derived, Entry, Watch
 from ..torch_state import transformed
 
 # A plan returns the module's result: a tensor, or a tuple of tensors.
@@ -207,8 +207,8 @@ def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
 
 def is_of(module: nn.Module, kind: type) -> bool:
     """Whether a call of ``module`` runs only the forward of ``kind``, without hooks or an overridden forward."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and "forward" not in vars(module) and not any(hooks)
+    held = vars(module)
+    return type(module) is kind and "forward" not in held and not any(held[hooks] for hooks in HOOK_KINDS)
 
 
 def require_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...], kind_names: str) -> None:

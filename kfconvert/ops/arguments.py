@@ -62,13 +62,13 @@ def _check(parameter):
     place, name, kinds = parameter
     optional, kinds = type(None) in kinds, kinds - {type(None)}
     if kinds == {bool}:
-        return place, name, _is_no_flag, "True or False"
+        return place, name, lambda value: not isinstance(value, bool), "True or False"
     if kinds & {int, float} and torch.Tensor in kinds:
         return place, name, _is_flag, "a number or a tensor"
     if int in kinds and tuple in kinds:
         return place, name, _is_flag, "an integer or a tuple of integers"
     if kinds & {int, float}:
-        is_wrong = _is_neither_number_nor_none if optional else _is_no_number
+        is_wrong = (lambda value: value is not None and _is_no_number(value)) if optional else _is_no_number
         return place, name, is_wrong, "a number" if float in kinds else "an integer"
     return None
 
@@ -77,20 +77,12 @@ def _is_flag(value):
     return isinstance(value, bool)
 
 
-def _is_no_flag(value):
-    return not isinstance(value, bool)
-
-
 def _is_no_number(value):
     if isinstance(value, (int, float)):
         return isinstance(value, bool)
     if isinstance(value, torch.Tensor):
         return value.numel() != 1
     return not hasattr(value, "__float__") or getattr(value, "size", 1) != 1  # an array has a size
-
-
-def _is_neither_number_nor_none(value):
-    return value is not None and _is_no_number(value)
 
 
 def require_share(name: str, value: float) -> None:

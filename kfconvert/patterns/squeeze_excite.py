@@ -87,11 +87,6 @@ def _tiles(self: Any, x: Tensor) -> Tensor:
     return x * self.scales(nn.functional.adaptive_avg_pool2d(x, (9, 1)))
 
 
-def _other_image(self: Any, x: Tensor) -> Tensor:
-    """Applies the gates of one image to another."""
-    return (x + 1) * self.scales(x.mean((2, 3), keepdim=True))
-
-
 def _gates_returned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     gates = self.scales(x.mean((2, 3), keepdim=True))
     return x * gates, gates
@@ -112,7 +107,7 @@ PATTERNS = (
             _case(_tiles, 0, "over an image's pixels"),
             _case(lambda self, x: x * self.scales(x.mean(3, keepdim=True)), 0, "an image's pixels"),
             _case(_mean, 0, "padded", padding=1, stride=3),
-            _case(_other_image, 0),
+            _case(lambda self, x: (x + 1) * self.scales(x.mean((2, 3), keepdim=True)), 0),
             _case(_gates_returned, 0, "also used by"),
         ),
     ),

@@ -145,9 +145,7 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     lines: list[tuple[str, str | Text | None]] = [
         ("accuracy", Text(accuracy, style=colour)),
         ("speed", Text(speed_line(stats), style=_speed_style(stats))),
-        ("layout", "channels-last: the converted model uses this memory format")
-        if is_channels_last(stats)
-        else ("", None),
+        ("layout", "channels-last: the converted model uses this memory format" if is_channels_last(stats) else None),
         ("generate", generation_line(stats)),
         *(
             ("tuned for", f"{tuned['inputs']}, weight {tuned['weight']:g}: {speed_line(tuned)}")

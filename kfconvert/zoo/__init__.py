@@ -184,12 +184,9 @@ def _build(name: str, request: Request) -> ZooModel:
     from . import huggingface, timm_models, torchvision_models
 
     prefix, _, rest = name.partition(":")
-    if rest and prefix in _PREFIXES:
-        if prefix == "torchvision":
-            return torchvision_models.build(rest, request)
-        if prefix == "timm":
-            return timm_models.build(rest, request)
-        return huggingface.build(rest, request)
+    libraries = {"torchvision": torchvision_models, "timm": timm_models, "transformers": huggingface}
+    if rest and prefix in libraries:
+        return libraries[prefix].build(rest, request)
     folder = _folder(name)
     if folder:
         return huggingface.build_folder(folder, request)

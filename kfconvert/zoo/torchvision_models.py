@@ -89,13 +89,10 @@ def _pretrained(name: str) -> nn.Module:
             weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         return models.get_model(name, weights=weights)
     except (URLError, TimeoutError, ConnectionError) as error:
-        raise WeightsUnavailable(f"torchvision's download server cannot be reached ({_cause(error)})") from error
+        reason = first_line(getattr(error, "reason", None) or error)
+        raise WeightsUnavailable(f"torchvision's download server cannot be reached ({reason})") from error
     except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise ZooError(f"{name}: the checkpoint cannot be read ({first_line(error)})") from error
-
-
-def _cause(error: Exception) -> str:
-    return first_line(getattr(error, "reason", None) or error) if isinstance(error, URLError) else first_line(error)
 
 
 def _random(name: str, keywords: dict[str, Any]) -> nn.Module:

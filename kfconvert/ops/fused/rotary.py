@@ -36,14 +36,10 @@ def reference(x, cos, sin, interleaved=False):
     return x * cos + _rotated(x, interleaved) * sin
 
 
-def _learns_the_angles(x, cos, sin, interleaved=False):
-    return wants_gradients(cos, sin)
-
-
 @declare(
     group="attention",
     example=lambda t, rows, columns: (t(2, 3, 7, 12), t(7, 12), t(7, 12)),
-    why_aten=_learns_the_angles,
+    why_aten=lambda x, cos, sin, interleaved=False: wants_gradients(cos, sin),
 )
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Computes ``x * cos + rotated(x) * sin``, in x's shape and dtype.

@@ -38,10 +38,6 @@ def _drops_all(x, p=0.5, training=True):
     return "the kernel takes p below 1" if training and p == 1 else None
 
 
-def _adds_to_nothing(x, bias, residual, p=0.5, training=True, dim=-1):
-    return _drops_all(x, p, training)
-
-
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns),), why_aten=_drops_all)
 def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Computes ``dropout(gelu(x), p)`` with the exact (erf) GELU; see :func:`bias_dropout_add` for the arguments."""
@@ -51,7 +47,7 @@ def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 @declare(
     group="elementwise",
     example=lambda t, rows, columns: (t(rows, columns), t(columns), t(rows, columns)),
-    why_aten=_adds_to_nothing,
+    why_aten=lambda x, bias, residual, p=0.5, training=True, dim=-1: _drops_all(x, p, training),
 )
 def bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.5, training: bool = True, dim: int = -1
