@@ -97,7 +97,7 @@ def _stats_of_converted(
         are_slower = timed and timings is not None and reject_slower_methods(captures, timings)
         reverted = verdict.reverted
         if slower is not None:
-            reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
+            reverted, generated = revert(captures, f"the converted model is slower as a whole: {slower}"), []
         shares = shares_of_time(prepared, captures) if profile else None
     finally:
         prepared.own_state.restore()

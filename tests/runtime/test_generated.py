@@ -11,7 +11,7 @@ from torch import nn
 
 import kfconvert
 from kfconvert.artifact import load, save
-from kfconvert.conversion import effort, generated_kernels
+from kfconvert.conversion import effort, generated_kernels, timing
 from kfconvert.runtime import Generated, Ungenerated
 from kfconvert.runtime.recording import generated
 from kfconvert.runtime.recording import program as programs
@@ -157,9 +157,9 @@ def test_both_parts_of_a_split_compute_what_the_whole_does(monkeypatch, make, is
 
 @pytest.fixture
 def generating(monkeypatch):
-    """Conversions keep generated kernels, whatever their time."""
-    full = effort.EFFORTS["full"]
-    monkeypatch.setitem(effort.EFFORTS, "full", dataclasses.replace(full, generates_kernels=True))
+    """Conversions keep generated kernels, whatever their time and that of the model."""
+    monkeypatch.setattr(timing.Timings, "slower", lambda timings: None)
+    monkeypatch.setitem(effort.EFFORTS, "full", dataclasses.replace(effort.EFFORTS["full"], generates_kernels=True))
     monkeypatch.setattr(generated_kernels, "LEAST_GAIN", 0.0)
 
 
