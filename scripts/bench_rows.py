@@ -19,6 +19,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,6 @@ from typing import Any
 UNTIMED = ("trace", "compile")
 # What a process says to its parent; it waits for an answer unless it pauses.
 MEASURE, PAUSE, READY = "measure", "pause", "ready"
-LIMIT_S = 500
 
 
 def main() -> int:
@@ -44,6 +44,7 @@ def main() -> int:
         "--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW", help="all if absent"
     )
     parser.add_argument("--jobs", type=int, default=1, help="rows at once")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of the preparation of a row")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds of timing a row")
     parser.add_argument("--out", help="JSON file for all figures, with the seconds of each stage of a conversion")
     parser.add_argument("--profiles", metavar="DIR", help="where to write the kernels of each row")
@@ -64,7 +65,8 @@ def main() -> int:
             command[2:2] = ["--profiles", options.profiles]
         for start in range(0, len(options.rows), options.jobs):
             names = options.rows[start : start + options.jobs]
-            one = partial(row, command, os.environ | environment, threading.Lock(), threading.Barrier(len(names)))
+            turns = threading.Lock(), threading.Barrier(len(names))
+            one = partial(row, command, os.environ | environment, options.limit, *turns)
             found += pool.map(one, names)
     if options.out:
         with open(options.out, "w") as file:
@@ -92,25 +94,31 @@ def conditions() -> str:
 
 
 def row(
-    command: list[str], environment: dict[str, str], device: threading.Lock, prepared: threading.Barrier, name: str
+    command: list[str],
+    environment: dict[str, str],
+    limit_s: float,
+    device: threading.Lock,
+    prepared: threading.Barrier,
+    name: str,
 ) -> dict[str, Any] | None:
     """Measures a row in a process, and prints its line. Returns None if it failed.
 
     Args:
+        limit_s: seconds until the process must be ready.
         device: held while the process measures.
         prepared: all rows of a group have been prepared.
     """
     errors = tempfile.TemporaryFile("w+")
-    process = subprocess.Popen(
-        [*command, name], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-    )
-    limit = threading.Timer(LIMIT_S, process.kill)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+    process = subprocess.Popen([*command, name], env=environment, text=True, start_new_session=True, **pipes)
+    limit = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))
     limit.start()
     holds = is_ready = False
     found = None
     for line in process.stdout:
         word = line.strip()
         if word == READY:
+            limit.cancel()
             device.release()
             prepared.wait()
             is_ready = True
@@ -125,8 +133,9 @@ def row(
             continue
         device.acquire()
         holds = True
-        process.stdin.write("\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            process.stdin.write("\n")
+            process.stdin.flush()
     limit.cancel()
     if holds:
         device.release()
