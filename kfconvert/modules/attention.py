@@ -1,6 +1,6 @@
 """Scaled dot-product attention: ``softmax(q k^T scale + masks) v``."""
 
-from functools import reduce
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -90,36 +90,30 @@ class FusedAttention(FusedModule):
         return self._triton if self.choose(*inputs) == "triton" else super().plan(*inputs)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        rank = v.dim()
-        q, k, v, terms = self._arranged(q, k, v, masks)
+        given = q, v
+        q, k, v, mask = self._arranged(q, k, v, masks)
         scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
-        y = torch.matmul(torch.softmax(scores + reduce(torch.add, terms) if terms else scores, -1), v)
-        return y.flatten(0, 1) if y.dim() > rank else y
+        return _as(torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v), *given)
 
     def _triton(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         if not keeps_keys(q, v):  # a plan for few keys meets any number
             return self._kernel(q, k, v, *masks)
-        rank = v.dim()
-        q, k, v, terms = self._arranged(q, k, v, masks)
+        rank, terms = v.dim(), map(self._added, repeat(q), self.terms, masks)
+        k = k.transpose(-1, -2) if self.key_transposed else k
+        if self.split is not None:
+            q, k, v = (x.unflatten(0, (-1, self.split)) if x.dim() == q.dim() else x for x in (q, k, v))
         five = {3: (None, None), 4: (slice(None), None), 5: ()}[q.dim()]  # an index that makes five dimensions
-        q, k, v, *terms = (x[(None,) * (q.dim() - x.dim())][five] for x in (q, k, v, *terms))
-        y: Tensor = attention_triton(q, k, v, terms, self.scale)
+        q, k, v, *added = (x[(None,) * (q.dim() - x.dim())][five] for x in (q, k, v, *terms))
+        y: Tensor = attention_triton(q, k, v, added, self.scale)
         return y.flatten(0, 5 - rank)
 
     def _kernel(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        rank = v.dim()
-        q, k, v, terms = self._arranged(q, k, v, masks)
-        highest = mask = None
-        if q.dim() == 3:  # the kernels need four dimensions
-            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-        batch = q.shape[:-2]
-        k, v = (x if x.shape[:-2] == batch else x.expand(*batch, -1, -1) for x in (k, v))
-        if terms:
-            mask = reduce(torch.add, terms)
-            mask = mask[(None,) * (4 - mask.dim())]
-            if q.dim() == 5 and any(size != 1 for size in mask.shape[:-3]):
-                mask = mask.expand(*batch[:2], -1, -1, -1)
-            mask = mask.flatten(0, mask.dim() - 4)
+        given = q, v
+        q, k, v, mask = self._arranged(q, k, v, masks)
+        highest = None
+        if mask is not None:
+            if mask.dim() < 4:
+                mask = mask[(None,) * (4 - mask.dim())]
             if self.empty_rows:
                 highest = mask.amax(-1, keepdim=True)
             if self.saturated and mask.is_cuda:
@@ -128,29 +122,44 @@ class FusedAttention(FusedModule):
                 mask = mask.expand(*mask.shape[:-1], k.shape[-2]).contiguous()  # no stride of 0
         elif q.is_cpu and k.shape[-2] < _FEWEST_KEYS:
             mask = q.new_zeros(1, 1, 1, k.shape[-2])
-        if q.dim() == 5:
-            q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        if q.dim() == 3:  # the kernels need four dimensions
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        batch = q.shape[:-2]
+        if k.shape[:-2] != batch:
+            k = k.expand(*batch, -1, -1)
+        if v.shape[:-2] != batch:
+            v = v.expand(*batch, -1, -1)
         y = F.scaled_dot_product_attention(q, k, v, mask, scale=self.scale)
         if highest is not None:
             y = y + (highest - highest)  # adds 0, or NaN for infinity and NaN: cheaper than compare and fill
-        if y.dim() < rank:
-            return y.unflatten(0, batch[:2])
-        return y.flatten(0, 1) if y.dim() > rank else y
+        return _as(y, *given)
+
+    def _added(self, q: Tensor, term: MaskTerm, mask: Tensor) -> Tensor:
+        """Returns the tensor that a term adds to the scores."""
+        if term.fill is not None:
+            hidden, shown = (term.fill, 0.0) if term.hidden else (0.0, term.fill)
+            mask = torch.where(mask, torch.full((), hidden, dtype=q.dtype, device=q.device), shown)
+        return mask.unflatten(0, (-1, self.split)) if term.split else mask
 
     def _arranged(self, q, k, v, masks):
-        """Returns q, k, v with matching leading dimensions, k as (..., M, D), and the list of terms to add."""
-        terms = []
+        """Returns q, k (..., M, D), v and the sum of terms, with up to four dimensions and matching leading ones."""
+        total = None
         for term, mask in zip(self.terms, masks):
-            if term.fill is not None:
-                hidden, shown = (term.fill, 0.0) if term.hidden else (0.0, term.fill)
-                mask = torch.where(mask, torch.full((), hidden, dtype=q.dtype, device=q.device), shown)
-            terms.append(mask.unflatten(0, (-1, self.split)) if term.split else mask)
+            mask = self._added(q, term, mask)
+            total = mask if total is None else total + mask
         if self.key_transposed:
             k = k.transpose(-1, -2)
-        if self.split is not None:
-            rank = q.dim()
-            q, k, v = (x.unflatten(0, (-1, self.split)) if x.dim() == rank else x for x in (q, k, v))
-        return q, k, v, terms
+        rank, split = q.dim(), self.split
+        if rank == 3 and split is not None:
+            v = v.unflatten(0, (-1, split)) if v.dim() == 3 else v
+            return q.unflatten(0, (-1, split)), k.unflatten(0, (-1, split)), v, total
+        if rank == 5:
+            split, batch = q.shape[1], q.shape[:-2]
+            total = total[None] if total is not None and total.dim() == 4 and total.shape[0] != 1 else total
+            q, k, v = (x.expand(*batch, -1, -1).flatten(0, 1) for x in (q, k, v))
+        if total is not None and total.dim() == 5:  # windows: reshaping the mask copies less than splitting q, k, v
+            total = total.expand(q.shape[0] // split, split, -1, -1, -1).flatten(0, 1)
+        return q, k, v, total
 
     def extra_repr(self) -> str:
         names = ("scale", "key_transposed", "terms", "split", "saturated", "empty_rows")
@@ -160,3 +169,10 @@ class FusedAttention(FusedModule):
 def _is_inexact(x: Tensor) -> bool:
     """Whether SDPA returns 0 where an infinite q or k makes NaN: on the CPU for half types, in torch 2.11 to 2.14."""
     return x.is_cpu and x.element_size() == 2
+
+
+def _as(y: Tensor, q: Tensor, v: Tensor) -> Tensor:
+    """Returns y with as many dimensions as v, which may be those of q."""
+    if y.dim() < v.dim():
+        return y.unflatten(0, q.shape[:2])
+    return y.flatten(0, 1) if y.dim() > v.dim() else y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -23,11 +24,8 @@ _HIDING = -1e9
 
 def _scaled(tree: Tree, name: str) -> Either:
     """``tree``, with or without a factor or divisor."""
-    return Either(
-        Op(aten.mul.Tensor, tree, AnyNumber(f"{name}_factor")),
-        Op(aten.div.Tensor, tree, AnyNumber(f"{name}_divisor")),
-        tree,
-    )
+    multiplied = Op(aten.mul.Tensor, tree, AnyNumber(f"{name}_factor"))
+    return Either(multiplied, Op(aten.div.Tensor, tree, AnyNumber(f"{name}_divisor")), tree)
 
 
 def _reshaped(tree: Tree, name: str) -> Either:
@@ -156,9 +154,7 @@ def _split_refusal(captures: dict[str, Any]) -> str | None:
 
 def _fill_refusal(captures: dict[str, Any], dtype: torch.dtype) -> str | None:
     """None if filling scores with ``fill`` is equivalent to adding it, also for fully hidden rows."""
-    if "fill" not in captures:
-        return None
-    fill = constant_value(captures["fill"])
+    fill = constant_value(captures["fill"]) if "fill" in captures else -math.inf
     if fill == -math.inf:
         return None
     if fill is None or not torch.finfo(dtype).min <= fill <= _HIDING or dtype is torch.float16:
@@ -171,23 +167,11 @@ def _fill_refusal(captures: dict[str, Any], dtype: torch.dtype) -> str | None:
     return None
 
 
-def _bound(mask: fx.Node, term: MaskTerm, dtype: torch.dtype) -> float:
-    return least(mask, dtype) if term.fill is None else term.fill
-
-
-def _total_bound(captures: dict[str, Any]) -> float:
-    dtype, total = traced(captures["q"]).dtype, 0.0
-    for mask, term in _masks(captures):
-        total = sum_bound(total, _bound(mask, term, dtype), dtype)
-    return total
-
-
 def _mask_refusal(captures: dict[str, Any]) -> str | None:
     dtype = traced(captures["q"]).dtype
     if captures.get("beta", 1) not in (0, 1):
         return f"the mask is multiplied by {captures['beta']}"
-    refusal = _fill_refusal(captures, dtype)
-    if refusal is not None:
+    if refusal := _fill_refusal(captures, dtype):
         return refusal
     for mask, term in _masks(captures):
         if not isinstance(mask, fx.Node):
@@ -203,9 +187,10 @@ def _mask_refusal(captures: dict[str, Any]) -> str | None:
 def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     captures, masks = match.captures, _masks(match.captures)
     terms, dtype = tuple(term for _, term in masks), traced(captures["q"]).dtype
-    saturated = any(_bound(mask, term, dtype) < saturation(dtype) for mask, term in masks)
-    empty_rows = math.isinf(_total_bound(captures))
-    module = FusedAttention(_scale(captures), "k" not in captures, terms, _split(captures), saturated, empty_rows)
+    bounds = [least(mask, dtype) if term.fill is None else term.fill for mask, term in masks]
+    saturated = any(bound < saturation(dtype) for bound in bounds)
+    empty = math.isinf(reduce(lambda total, bound: sum_bound(total, bound, dtype), bounds, 0.0))
+    module = FusedAttention(_scale(captures), "k" not in captures, terms, _split(captures), saturated, empty)
     inputs = (captures["q"], _key(captures), captures["v"], *(mask for mask, _ in masks))
     return Replacement(module, inputs, (), (match.root,))
 
