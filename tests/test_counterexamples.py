@@ -77,9 +77,7 @@ FOUND: dict[str, Description] = {
             Step("linear", options={"features": 4, "bias": True}),
             Step("activation", (1,), {"form": ("hardswish", "written")}),
             Step(
-                "conv2d",
-                (2,),
-                {**_CONV, "kernel": 2, "padding": 2, "dilation": 2, "bias": True, "mode": "replicate"},
+                "conv2d", (2,), {**_CONV, "kernel": 2, "padding": 2, "dilation": 2, "bias": True, "mode": "replicate"}
             ),
             Step("batch_norm", (3,), {"affine": True, "tracked": False}),
             Step("activation_", (4,), {"form": ("leaky_relu", "in_place")}),

@@ -70,10 +70,7 @@ OPERATORS = {
         lambda v: kf.ops.rms_norm_gelu(v.x, v.weight, 1e-6),
         lambda v: F.gelu(F.rms_norm(v.x, (96,), v.weight, 1e-6)),
     ),
-    "fused_attention_score": (
-        lambda v: kf.ops.fused_attention_score(v.x, v.x, 0.125),
-        lambda v: v.x @ v.x.mT * 0.125,
-    ),
+    "fused_attention_score": (lambda v: kf.ops.fused_attention_score(v.x, v.x, 0.125), lambda v: v.x @ v.x.mT * 0.125),
     "attention_dropout": (lambda v: kf.ops.attention_dropout(v.a, 0.1, False), lambda v: v.a.softmax(-1)),
     "fused_multihead_attention": (
         lambda v: kf.ops.fused_multihead_attention(v.x, v.x, v.x, 4),

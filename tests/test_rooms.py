@@ -15,7 +15,7 @@ conversion
 own_patterns generation
 capture
 patterns
-matching modules
+matching modules training
 canonical runtime ops profiling report
 region accuracy
 graph inputs
@@ -96,7 +96,7 @@ OTHERS = {
     ("jit", "settings"),
 }
 # The public operators check the kinds of their arguments; these call the unchecked ones, and their definitions.
-INSIDE = {("kernels", "ops"), ("modules", "ops")}
+INSIDE = {("kernels", "ops"), ("modules", "ops"), ("training", "ops")}
 
 
 def test_imports_run_one_way():

@@ -144,6 +144,7 @@ _CUDA_GRAPHS = click.option(
 _EFFORT = _choice(
     "--effort", ("fast", "full"), "full", "fast measures less and converts only for calls like the example."
 )
+_TRAINING = click.option("--training", is_flag=True, help="In train mode, compile the forward and its backward.")
 _INCLUDE = _several("--include", metavar="NAME...", help="Patterns to fuse, with wildcards.  [default: all]")
 _EXCLUDE = _several("--exclude", metavar="NAME...", help="Patterns not to fuse, with wildcards, such as 'conv_bn*'.")
 _MODULES = _several(
@@ -248,6 +249,7 @@ CONVERT = (
         help="Input sizes to tune for, batch first, with an optional weight. Repeat the option to decide for several "
         "sizes together.  [default: the example inputs]",
     ),
+    _TRAINING,
     _INCLUDE,
     _EXCLUDE,
     _MODULES,

@@ -58,6 +58,9 @@ class ConversionConfig(BaseModel):
             without padding: no further call forms, and no separate blocks. It measures for a quarter of the time,
             and skips sites for which no time remains. Only "full" compiles recorded programs with TorchInductor, too.
             Both use cached times of earlier conversions.
+        training: in train mode, calls with gradients run the original forward compiled: TorchDynamo captures it, and
+            TorchInductor compiles it in the first call. In these calls, language models of transformers that return a
+            loss return no logits.
         include: names of patterns, with shell wildcards: only these are fused. None for all patterns.
         exclude: names of patterns, with shell wildcards, that are not fused, even if included.
         modules: dotted paths of modules, with shell wildcards. A site is fused only if one of these modules, with its
@@ -86,6 +89,7 @@ class ConversionConfig(BaseModel):
     )
     new_tokens: int | None = Field(None, ge=0, description="a number of tokens, 0 for no timing of generate")
     effort: Literal["fast", "full"] = Field("full", description="'fast' or 'full'")
+    training: bool = Field(False, description="True or False")
     include: _Names | None = Field(None, description="a list of names of patterns")
     exclude: _Names = Field((), description="a list of names of patterns")
     modules: _Names | None = Field(None, description="a list of paths of modules")

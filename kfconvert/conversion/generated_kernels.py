@@ -116,12 +116,7 @@ def _served(captures: Captures, ledger: Ledger) -> tuple[Capture, Variant] | Non
 
 @torch.no_grad()
 def _faster(
-    captured: Capture,
-    variant: Variant,
-    load: Load,
-    made: dict[str, Generated],
-    selector: Selector,
-    judge: Judge | None,
+    captured: Capture, variant: Variant, load: Load, made: dict[str, Generated], selector: Selector, judge: Judge | None
 ) -> tuple[dict[str, float], GeneratedForm | None]:
     """Gives the program its fastest compiled form for ``load``; returns the times in microseconds of a recorded call,
     and the form, None if no form is faster."""

@@ -13,6 +13,7 @@ from ..generation import install_generate
 from ..process import level_outside
 from ..region import store_graph
 from ..runtime import CudaGraphs, Ledger, Notices, OnMiss, Variant, install, merge, separate, uninstall
+from ..training import CompiledForward
 from .captures import Captures
 from .result import Result
 from .stages import Stages
@@ -90,6 +91,11 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
         ledger.graphs.clear()
     stats = ledger.stats = conversion_stats(result)
     ledger.begin(stats["check_weights"])
+    if result.config.training and "" in ledger.guarded:
+        ledger.guarded[""].training = CompiledForward()
+    elif result.config.training:
+        text = 'no program serves the model as a whole; train torch.compile(model, backend="kfconvert") instead'
+        warnings.warn(f"kfconvert: training=True has no effect, because {text}", stacklevel=level_outside())
     for captured in result.captures.every():
         store_graph(captured.region)
         captured.region.release_graph()

@@ -17,9 +17,7 @@ from .checks import dtype_refusal, traced, weights_refusal
 from .skeletons import hold
 
 _NORM = Op(
-    aten.group_norm.default,
-    *map(Var, ("x", "num_groups", "weight", "bias", "eps", "cudnn_enabled")),
-    name="norm",
+    aten.group_norm.default, *map(Var, ("x", "num_groups", "weight", "bias", "eps", "cudnn_enabled")), name="norm"
 )
 
 

@@ -114,10 +114,7 @@ def level(value):
     return enum.IntEnum("Level", {"A": value, "B": 9}).A
 
 
-VALUES = {
-    "a float": (Number(2.0), Number(3.0)),
-    "a member": (level(2), level(3)),
-}
+VALUES = {"a float": (Number(2.0), Number(3.0)), "a member": (level(2), level(3))}
 
 
 class Scaled(nn.Module):

@@ -77,11 +77,7 @@ def assert_same(model, fused):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: LeftInTrainMode(Asking()),
-        lambda: Around(LeftInTrainMode(Asking())),
-        WithoutEval,
-    ],
+    [lambda: LeftInTrainMode(Asking()), lambda: Around(LeftInTrainMode(Asking())), WithoutEval],
     ids=["asking", "part", "without eval"],
 )
 def test_a_module_that_eval_leaves_in_train_mode(make, tmp_path):

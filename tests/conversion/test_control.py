@@ -102,10 +102,7 @@ def test_modules_are_those_named_and_all_within_them(entry):
 
 @pytest.mark.parametrize(
     ("entries", "left_out"),
-    [
-        (["!encoder"], EVERY[1:3]),
-        (["encoder", "!encoder.0"], [EVERY[0], EVERY[1], EVERY[3]]),
-    ],
+    [(["!encoder"], EVERY[1:3]), (["encoder", "!encoder.0"], [EVERY[0], EVERY[1], EVERY[3]])],
 )
 def test_modules_may_name_those_in_which_nothing_is_fused(entries, left_out):
     _, stats = converted(Net(), modules=entries)
@@ -195,10 +192,7 @@ def test_explanation_and_warning_tell_what_was_left_out():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"exclude": ["merged_linaer"]},
-            "exclude: no pattern is called 'merged_linaer'; did you mean 'merged_linear'",
-        ),
+        ({"exclude": ["merged_linaer"]}, "exclude: no pattern is called 'merged_linaer'; did you mean 'merged_linear'"),
         ({"include": ["xyz*"]}, "include: no pattern is called 'xyz\\*'; the patterns are .*linear_gelu"),
         ({"include": [3]}, "include must be a list of names of patterns, not 3"),
         ({"filter_fn": "encoder"}, "filter_fn must be a function of a module and its name, not 'encoder'"),

@@ -113,8 +113,7 @@ def test_other_threads_and_switches_are_another_environment(folder):
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["{", '{"environment": {}, "microseconds": {}}', '{"environment": 3}', "\x00\xff", None],
+    "content", ["{", '{"environment": {}, "microseconds": {}}', '{"environment": 3}', "\x00\xff", None]
 )
 def test_a_damaged_file_is_as_none_and_is_replaced(folder, content):
     written()

@@ -44,10 +44,7 @@ def by_data(ours, theirs):
     ours.data = ours.data * 0.9 + theirs.data * 0.1
 
 
-FOLLOW = {
-    "data": by_data,
-    "in place": lambda ours, theirs: ours.mul_(0.9).add_(theirs, alpha=0.1),
-}
+FOLLOW = {"data": by_data, "in place": lambda ours, theirs: ours.mul_(0.9).add_(theirs, alpha=0.1)}
 
 
 class Keeps(nn.Module):
@@ -101,10 +98,7 @@ class Around(nn.Module):
         return y if y.isnan().any() else y * (self.inner.told if hasattr(self.inner, "told") else 1.0)
 
 
-TOLD = {
-    "rows": lambda x: x.shape[0],
-    "shape": lambda x: sum(x.shape),
-}
+TOLD = {"rows": lambda x: x.shape[0], "shape": lambda x: sum(x.shape)}
 
 
 class Hidden(nn.Module):

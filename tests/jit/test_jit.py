@@ -181,11 +181,7 @@ def test_compiler_errors(cache, tmp_path):
     first = f'{path}:2: error: identifier "y" is undefined'
     second = f'{path}:3: error: identifier "nowhere" is undefined'
     assert error.errors == [first, second]
-    assert str(error).splitlines() == [
-        first,
-        second,
-        f"kfconvert: wrong did not compile; full output: {error.log}",
-    ]
+    assert str(error).splitlines() == [first, second, f"kfconvert: wrong did not compile; full output: {error.log}"]
     assert "-gencode" in error.log.read_text()
 
 

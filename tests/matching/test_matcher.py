@@ -121,9 +121,7 @@ def test_the_larger_match_wins():
 def test_a_smaller_match_remains_where_the_larger_is_refused():
     inner = pattern("inner", Op(aten.tanh.default, Var("x"), name="root"))
     outer = pattern(
-        "outer",
-        Op(aten.relu.default, Op(aten.tanh.default, Var("x"), name="root")),
-        refusal=lambda match: "not today",
+        "outer", Op(aten.relu.default, Op(aten.tanh.default, Var("x"), name="root")), refusal=lambda match: "not today"
     )
     graph = region_of(Function(lambda x: torch.relu(torch.tanh(x))), torch.randn(2, 3)).graph
     assert names(find(graph, (inner, outer))) == ["inner"]

@@ -308,11 +308,7 @@ OF_KERNELS = [
     (OPERATORS.group_norm_act_backward, (X[:2], X, STATISTICS, STATISTICS, ROW, ROW, 2, 0, 0.01), "grad has shape"),
     (OPERATORS.group_norm_act_backward, (X.double(), X, STATISTICS, STATISTICS, ROW, ROW, 2, 0, 0.01), "another dtype"),
     (OPERATORS.group_norm_act_backward, (X, X, ROW[:4], STATISTICS, ROW, ROW, 2, 0, 0.01), "mean and rstd must have"),
-    (
-        OPERATORS.group_norm_act_backward,
-        (X, X, STATISTICS, STATISTICS, ROW, ROW, 3, 0, 0.01),
-        "do not make 3 groups",
-    ),
+    (OPERATORS.group_norm_act_backward, (X, X, STATISTICS, STATISTICS, ROW, ROW, 3, 0, 0.01), "do not make 3 groups"),
     (OPERATORS.reduce_rows, (X, None, 3, 1, False, False), "cannot reduce 3 dimensions"),
     (OPERATORS.reduce_rows, (X, X, 1, 1, False, False), "other belongs to differences only"),
     (OPERATORS.reduce_rows, (X, X[:1], 1, 3, False, False), "other has shape"),

@@ -69,12 +69,7 @@ def test_block_sparse_attention_of_nothing(device, leading):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "block_size, queries, keys, leading",
-    [
-        (32, 256, 300, (1, 1)),
-        (128, 384, 256, (2, 1)),
-        (256, 600, 512, (1, 3)),
-        (16, 128, 130, (2, 3)),
-    ],
+    [(32, 256, 300, (1, 1)), (128, 384, 256, (2, 1)), (256, 600, 512, (1, 3)), (16, 128, 130, (2, 3))],
 )
 def test_block_mask_is_that_of_torch(block_size, queries, keys, leading):
     """Which tiles flex_attention visits, and in which of them it looks at single scores."""

@@ -131,10 +131,7 @@ def test_large_mean_costs_no_digits(device):
     x, mean = x + 1000, mean + 1000
     grad = torch.randn_like(x)
     got, want = [], []
-    for found, function, dtype in (
-        (got, ops.batch_norm_act, torch.float32),
-        (want, batch_norm, torch.float64),
-    ):
+    for found, function, dtype in ((got, ops.batch_norm_act, torch.float32), (want, batch_norm, torch.float64)):
         leaf = weight.to(dtype).requires_grad_()
         y = function(x.to(dtype), mean.to(dtype), variance.to(dtype), leaf, bias.to(dtype))
         found.append(torch.autograd.grad(y, leaf, grad.to(dtype))[0])

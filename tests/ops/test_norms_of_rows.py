@@ -38,10 +38,7 @@ def test_nan_and_infinity(device):
     x = torch.randn(4, 32, device=device)
     x[0, 3], x[1, 4], x[2, 5] = float("nan"), float("inf"), -float("inf")
     for activation in ("none", "relu", "gelu", "silu"):
-        got, want = (
-            ops.layer_norm_act(x, 32, activation=activation),
-            reference(x, (32,), activation=activation),
-        )
+        got, want = (ops.layer_norm_act(x, 32, activation=activation), reference(x, (32,), activation=activation))
         assert torch.equal(got.isnan(), want.isnan())
 
 

@@ -28,10 +28,7 @@ CALLS = {
     ),
     "cross_entropy": (lambda p, x: p.cross_entropy(x, classes(x), label_smoothing=0.1), [(3, 4)]),
     "cross_entropy of rows": (lambda p, x: p.cross_entropy(x, classes(x), reduction="none"), [(3, 4)]),
-    "fused_linear_activation": (
-        lambda p, x, w, b: p.fused_linear_activation(x, w, b, "silu"),
-        [(3, 4), (5, 4), (5,)],
-    ),
+    "fused_linear_activation": (lambda p, x, w, b: p.fused_linear_activation(x, w, b, "silu"), [(3, 4), (5, 4), (5,)]),
     "conv2d_bn_act": (
         lambda p, x, w, b, *affine: p.conv2d_bn_act(x, w, b, torch.zeros_like(b), torch.ones_like(b), *affine, "silu"),
         IMAGE,

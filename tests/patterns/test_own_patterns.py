@@ -62,12 +62,7 @@ def check_fused(model, name, *inputs, count=1, **options):
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [
-        ((3, 8), torch.float32),
-        ((2, 5, 8), torch.float64),
-        ((2, 3, 4, 8), torch.bfloat16),
-        ((2, 5, 8), torch.float16),
-    ],
+    [((3, 8), torch.float32), ((2, 5, 8), torch.float64), ((2, 3, 4, 8), torch.bfloat16), ((2, 5, 8), torch.float16)],
 )
 def test_it_is_found_for_tensors_of_any_shape_and_floating_dtype(shape, dtype):
     with registered(own.swish, own.swish_replacement, X, name="own_swish"):

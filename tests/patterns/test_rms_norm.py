@@ -94,10 +94,7 @@ TINY = {
     "use_cache": False,
 }
 # (configuration, its sizes, class, norms of 2 layers and the final one, how many of them read a residual sum)
-MODELS = {
-    "llama": ("LlamaConfig", TINY, "LlamaModel", 5, 4),
-    "gemma2": ("Gemma2Config", TINY, "Gemma2Model", 9, 4),
-}
+MODELS = {"llama": ("LlamaConfig", TINY, "LlamaModel", 5, 4), "gemma2": ("Gemma2Config", TINY, "Gemma2Model", 9, 4)}
 
 
 def tiny_model(name, dtype):

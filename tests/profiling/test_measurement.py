@@ -11,12 +11,7 @@ from kfconvert.profiling import Measurement
 from kfconvert.profiling import measurement as measuring
 from kfconvert.profiling.comparison import median_interval
 
-COST = {
-    "device": "cuda:0",
-    "bytes_moved": 3_000_000,
-    "launches": 1,
-    "peak_bytes": 4 * 2**20,
-}
+COST = {"device": "cuda:0", "bytes_moved": 3_000_000, "launches": 1, "peak_bytes": 4 * 2**20}
 
 
 @pytest.fixture(autouse=True)

@@ -58,10 +58,7 @@ def set_both(model, name, value):
 
 
 VALUES = {"scale": 2.0, "names": ["a", "b"], "unread": 1, "_version": "1"}
-READS = {
-    "attribute": lambda c: c.scale,
-    "items": lambda c: c["scale"] * c.get("absent", len(list(c.items()))),
-}
+READS = {"attribute": lambda c: c.scale, "items": lambda c: c["scale"] * c.get("absent", len(list(c.items())))}
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

@@ -81,10 +81,7 @@ def test_with_gradients():
         torch.testing.assert_close(fused.linear.weight.grad, model.linear.weight.grad)
 
 
-CAUGHT = {
-    "by sizes": lambda x: x.reshape(4, 8),
-    "by strides": lambda x: x.t().view(-1),
-}
+CAUGHT = {"by sizes": lambda x: x.reshape(4, 8), "by strides": lambda x: x.t().view(-1)}
 
 
 @pytest.mark.parametrize("name", CAUGHT)

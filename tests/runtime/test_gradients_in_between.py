@@ -179,10 +179,7 @@ def replaced(model):
     model.scale = model.scale * 3
 
 
-CHANGED = {
-    "a buffer is replaced": replaced,
-    "a frozen weight is written to": lambda model: model.down.weight.mul_(3),
-}
+CHANGED = {"a buffer is replaced": replaced, "a frozen weight is written to": lambda model: model.down.weight.mul_(3)}
 
 
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)

@@ -8,16 +8,7 @@ import pytest
 import torch
 import transformers
 from support.selection import exhaustive
-from support.small_models import (
-    assert_valid,
-    bert,
-    change_weights,
-    cnn,
-    convert,
-    converted,
-    guard,
-    inputs_of,
-)
+from support.small_models import assert_valid, bert, change_weights, cnn, convert, converted, guard, inputs_of
 from torch import nn
 from torch.nn.utils import prune
 

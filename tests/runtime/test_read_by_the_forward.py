@@ -186,11 +186,7 @@ class Outside(Reading):
         return SEEN[-1] + sum(seen.mean() for seen in SEEN)
 
 
-STATES = {
-    "none at first": lambda: Remembering(),
-    "list": lambda: Window([]),
-    "a global": lambda: Outside(),
-}
+STATES = {"none at first": lambda: Remembering(), "list": lambda: Window([]), "a global": lambda: Outside()}
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -56,10 +56,7 @@ def test_which_outputs_are_one():
     assert fused.kfconvert_info()["guard"]["hits"] == 1
 
 
-LAZY = {
-    "conj": lambda y: torch.fft.rfft(y).conj(),
-    "imaginary part": lambda y: torch.complex(y, y + 1).conj().imag,
-}
+LAZY = {"conj": lambda y: torch.fft.rfft(y).conj(), "imaginary part": lambda y: torch.complex(y, y + 1).conj().imag}
 
 
 @pytest.mark.parametrize("after", LAZY.values(), ids=LAZY)

@@ -7,10 +7,7 @@ from torch import nn
 
 from kfconvert import ModelConverter
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")]
 
 
 class Net(nn.Module):

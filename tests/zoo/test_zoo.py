@@ -241,13 +241,7 @@ def test_impossible_sizes(sizes):
         zoo.resolve("resnet18", weights="random", **sizes)
 
 
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": 60,
-}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 60}
 SMALL_T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 60}
 SMALL_TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -255,11 +249,7 @@ SMALL_TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads":
 @pytest.mark.parametrize(
     ("config", "names", "limit"),
     [
-        (
-            transformers.RobertaConfig(**SMALL, max_position_embeddings=20),
-            ["attention_mask", "input_ids"],
-            18,
-        ),
+        (transformers.RobertaConfig(**SMALL, max_position_embeddings=20), ["attention_mask", "input_ids"], 18),
         (
             transformers.GPT2Config(
                 n_embd=16, n_layer=1, n_head=2, vocab_size=60, n_positions=20, bos_token_id=0, eos_token_id=0

@@ -47,9 +47,7 @@ def _normalise(x, num_groups, weight, bias, eps):
 
 
 @declare(
-    group="norm",
-    example=lambda t, rows, columns: (t(2, 6, 5), 3, t(6), t(6), 1e-5, "relu"),
-    timed_as="group_norm_silu",
+    group="norm", example=lambda t, rows, columns: (t(2, 6, 5), 3, t(6), t(6), 1e-5, "relu"), timed_as="group_norm_silu"
 )
 def group_norm_act(
     x: torch.Tensor,
@@ -90,9 +88,7 @@ def _check(x, num_groups, weight, bias):
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
     channels = x.shape[1]
     require(
-        num_groups >= 1 and channels % num_groups == 0,
-        operator,
-        f"{channels} channels do not make {num_groups} groups",
+        num_groups >= 1 and channels % num_groups == 0, operator, f"{channels} channels do not make {num_groups} groups"
     )
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
@@ -192,9 +188,7 @@ def _decompose(x, num_groups, weight, bias, eps, code, negative_slope):
 _REST = "int num_groups, Tensor? weight, Tensor? bias, float eps, int activation, float negative_slope"
 _OPERATOR, _INFERENCE = define_with_twin(f"group_norm_act(Tensor x, {_REST}) -> Tensor", _compose, _fake)
 _TRAINING = define(
-    f"group_norm_act_training(Tensor x, {_REST}) -> (Tensor, Tensor, Tensor)",
-    _compose_training,
-    _fake_training,
+    f"group_norm_act_training(Tensor x, {_REST}) -> (Tensor, Tensor, Tensor)", _compose_training, _fake_training
 )
 _BACKWARD = define(
     "group_norm_act_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "

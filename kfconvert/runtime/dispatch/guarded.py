@@ -93,6 +93,8 @@ class GuardedForward:
         self.is_off: bool = False
         # In kfconvert.export: replaces the original forward for torch.export.
         self.exported: Callable[[tuple, dict[str, Any]], Any] | None = None
+        # With training=True: runs calls in train mode, see ``training.CompiledForward``.
+        self.training: Callable[..., tuple[Any, str | None]] | None = None
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
@@ -116,6 +118,11 @@ class GuardedForward:
             return self.original(*args, **kwargs)
         spelling = (len(args), *kwargs)
         reason = self._mode_refusal()
+        if reason is IN_TRAINING and self.training is not None and torch.is_grad_enabled() and onlooker() is None:
+            outputs, reason = self.training(self.model, self.own_forward, args, kwargs)
+            if reason is None:
+                self.hits += 1
+                return outputs
         # The device computes while the host checks the rest.
         ahead = None if reason else self._launch_ahead(spelling, args, kwargs)
         reason = reason or self.state_refusal()
@@ -315,11 +322,11 @@ class GuardedForward:
     def __getstate__(self) -> dict[str, Any]:
         # Programs depend on traced graphs, which cannot be pickled, unlike the weights and the class of the model.
         given: tuple[Any, ...] = (self.model, [], self.path, self.notices, self.graphs)
-        return {"given": given, "own_forward": self.own_forward}
+        return {"given": given, "own_forward": self.own_forward, "training": self.training}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         GuardedForward.__init__(self, *state["given"])
-        self.own_forward = state["own_forward"]
+        self.own_forward, self.training = state["own_forward"], state.get("training")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:
         duplicate = memo[id(self)] = object.__new__(type(self))

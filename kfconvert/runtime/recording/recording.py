@@ -92,12 +92,7 @@ class Recording:
     """
 
     def __init__(
-        self,
-        call: Call,
-        leaves: list[Any],
-        weights: Sequence[Tensor],
-        pool: Pool,
-        static_outputs: bool = False,
+        self, call: Call, leaves: list[Any], weights: Sequence[Tensor], pool: Pool, static_outputs: bool = False
     ):
         # Numbers in host memory become part of the recording.
         numbers = [tensor for tensor in weights if tensor.device.type == "cpu"]

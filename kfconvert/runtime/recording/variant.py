@@ -65,11 +65,7 @@ class Variant:
         return self.region.outputs.put_together(self.program.run(leaves), passed)
 
     def flat(
-        self,
-        leaves: list[Any],
-        graphs: CudaGraphs | None = None,
-        is_part: bool = False,
-        ahead: Ahead | None = None,
+        self, leaves: list[Any], graphs: CudaGraphs | None = None, is_part: bool = False, ahead: Ahead | None = None
     ) -> tuple[Any, ...]:
         """Return the flat outputs, from a recording of ``graphs`` where there is one. Raises Fallback where the
         original forward must run."""

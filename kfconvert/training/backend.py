@@ -1,0 +1,38 @@
+"""The backend "kfconvert" of torch.compile: Dynamo captures, passes of kfconvert rewrite, TorchInductor compiles."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import Tensor, fx
+from torch._dynamo.backends import registry
+
+from .head_loss import fuse_heads
+
+
+def compile_graph(module: fx.GraphModule, inputs: list[Any]) -> Any:
+    """Compiles a graph of Dynamo. Passes rewrite it if it needs gradients; an error in a pass is a warning."""
+    from torch._inductor import compile_fx
+
+    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs):
+        try:
+            fuse_heads(module.graph)
+        except Exception as error:
+            warnings.warn(f"kfconvert: a graph is compiled without fusions: {error!r}", RuntimeWarning)
+        module.recompile()
+    # Backward must not write to saved tensors: it runs twice with retain_graph=True.
+    with torch._functorch.config.patch(donated_buffer=False):
+        compiled = compile_fx.compile_fx(module, inputs)
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []  # the check at run time takes None for some
+    return compiled
+
+
+def register() -> None:
+    """Registers the backend by name, for packages that are not installed and so have no entry point."""
+    if "kfconvert" not in registry._COMPILER_FNS:
+        registry.register_backend(compile_graph, name="kfconvert")
