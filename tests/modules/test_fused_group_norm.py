@@ -23,9 +23,9 @@ def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, dev
 
 
 def test_channels_last_stays(device):
-    module = build(device=device)
+    module = build(device=device).requires_grad_(False)
     x = torch.randn(2, 16, 9, 8, device=device).contiguous(memory_format=torch.channels_last)
-    assert check_strategies(module, x) == ["kernel"] * (device == "cuda") + ["composition"]
+    assert check_strategies(module, x) == ["kernel"] * (x.device.type == "cuda") + ["composition"]
     assert module(x).stride() == x.stride()
 
 
