@@ -3,12 +3,14 @@
 //   groups * channels);  weight, bias: (groups, channels);  mean, rstd: (rows), where a gradient follows;
 //   partials: (rows, parts, 2), the moments of parts of rows
 //
-// Limited by memory bandwidth: x is read twice and y written once. Many contiguous rows take a block each, which reads
-// its row the second time mostly from L2. Few long rows, and channels-last images, are cut into parts that fill the
-// device: one kernel leaves the moments of each part, a second one combines those of its rows and writes y. Moments are
-// combined in the same order at every call.
+// Limited by memory bandwidth. A row that the registers of a block hold, or of a cluster of blocks, is read once.
+// Others are read twice: many contiguous rows take a block each, which reads its row the second time mostly from L2.
+// Few long rows, and other channels-last images, are cut into parts that fill the device: one kernel leaves the moments
+// of each part, a second one combines those of its rows and writes y. Moments are combined in the same order at every
+// call.
 #include <numeric>
 
+#include "cluster.cuh"
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -28,6 +30,15 @@ constexpr int64_t kFewParts = 64;
 // One block reads so many batches of packs a thread in less time than two kernels take.
 constexpr int64_t kFewTurns = 2;
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+constexpr int kHeldBytes = 128;          // of a row that a thread holds at most, in registers of 4 bytes
+constexpr int kHeldThreads = 512;        // of a block that holds a row or a part of it
+constexpr int kShortThreads = 128;       // where there are many rows and each is short
+constexpr int64_t kLeastHeld = 8192;     // elements that a block takes in less time than a cluster takes to combine
+constexpr int kMostHeldChannels = 1024;  // whose weights and biases shared memory holds
+// Memory is read by sectors, of which the groups of a channels-last position each take some in part. Tiles, which take
+// groups together, are faster where this costs more than one and a half times the bytes of x, and more than so many.
+constexpr int64_t kSectorBytes = 32;
+constexpr int64_t kFewExtraBytes = int64_t{1} << 23;
 
 // How many values, their mean, and the sum of the squares of their deviations from it.
 template <class A>
@@ -86,13 +97,18 @@ __device__ __forceinline__ auto moments_of_share(const T* x, int64_t begin, int6
   return moments_of(static_cast<A>(packs * N), pivot, sum, squares);
 }
 
-// Of all values of a block's threads, `count` of them; pivot: one of the values, the same for all threads. All threads
-// get them.
+// Of all values of the threads that `sum_of` sums over, `count` of them; pivot: one of the values, the same for all
+// threads. All threads get them.
+template <class A, class Sum>
+__device__ __forceinline__ Moments<A> combined_by(const Moments<A>& own, A pivot, A count, Sum sum_of) {
+  const A mean = pivot + sum_of(own.count * (own.mean - pivot)) / count;
+  const A deviation = own.mean - mean;
+  return {count, mean, sum_of(own.squares + own.count * deviation * deviation)};
+}
+
 template <int THREADS, class A>
 __device__ __forceinline__ Moments<A> combined(const Moments<A>& own, A pivot, A count, A* shared) {
-  const A mean = pivot + row_sum<THREADS>(own.count * (own.mean - pivot), shared) / count;
-  const A deviation = own.mean - mean;
-  return {count, mean, row_sum<THREADS>(own.squares + own.count * deviation * deviation, shared)};
+  return combined_by(own, pivot, count, [&](A value) { return row_sum<THREADS>(value, shared); });
 }
 
 // Sums over `width` neighboring lanes, a power of two; all threads of a warp must call it.
@@ -188,6 +204,131 @@ __device__ __forceinline__ void normalize(const GroupNorm& a, int64_t row, int64
       store<N>(y + col, values);
     }
   }
+}
+
+// How rows are divided that registers hold. A row is runs of `lanes` packs: a channel, or, channels last, the channels
+// of a group at one position.
+struct Held {
+  int threads;    // of a block; 0: rows are too long, or better read otherwise
+  int pack;       // elements
+  int blocks;     // that hold a row
+  unsigned part;  // packs of a block, of the last one what is left
+  unsigned packs;
+  unsigned lanes;
+  unsigned stride;  // elements from a run to the next
+};
+
+// A row a cluster of h.blocks blocks, or one block. Each block computes the moments of its part, and sends them to all
+// blocks of the cluster, so that one barrier is between the moments and the result. LAST: x is channels last.
+template <int act, class T, int N, int THREADS, bool LAST>
+__global__ void __launch_bounds__(THREADS, kThreadsPerMultiprocessor / THREADS) held_kernel(GroupNorm a, Held h) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  using P = Pack<T, N>;
+  constexpr int kPacks = kHeldBytes / (sizeof(P) < 4 ? 4 : sizeof(P));
+  __shared__ A shared[32];
+  __shared__ Pack<A, 2> parts[kMostClusterBlocks];
+  __shared__ alignas(kPackBytes) A weights[kMostHeldChannels];
+  __shared__ alignas(kPackBytes) A biases[kMostHeldChannels];
+  const unsigned blocks = h.blocks;
+  if (blocks > 1) arrive_at_blocks<false>();
+  const unsigned row = blockIdx.x / blocks;
+  const unsigned block = blockIdx.x % blocks;
+  const unsigned groups = static_cast<unsigned>(a.groups);
+  const unsigned channels = static_cast<unsigned>(a.channels);
+  const unsigned group = row % groups;
+  const int64_t start =
+      LAST ? row / groups * a.inner * a.groups * a.channels + group * channels : row * a.channels * a.inner;
+  const T* x = static_cast<const T*>(a.x) + start;
+  T* y = static_cast<T*>(a.y) + start;
+  const unsigned begin = block * h.part;
+  const unsigned end = begin + h.part < h.packs ? begin + h.part : h.packs;
+  const unsigned first = begin + threadIdx.x;
+  const unsigned first_run = first / h.lanes;
+  const unsigned first_lane = first % h.lanes;
+  const unsigned run_step = THREADS / h.lanes;
+  const unsigned lane_step = THREADS % h.lanes;
+  // Calls use(which of this thread's packs, its run, its lane).
+  const auto each_pack = [&](auto use) {
+    unsigned run = first_run;
+    unsigned lane = first_lane;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (first + i * THREADS >= end) break;
+      use(i, run, lane);
+      run += run_step;
+      lane += lane_step;
+      if (lane >= h.lanes) {
+        lane -= h.lanes;
+        ++run;
+      }
+    }
+  };
+  Word<P> words[kPacks] = {};
+  // All loads, of which none waits for another
+  each_pack([&](int i, unsigned run, unsigned lane) { words[i] = load_word<P>(x + (run * h.stride + lane * N)); });
+  const A anchor = widen(x[0]);
+#pragma unroll 1
+  for (unsigned c = threadIdx.x; c < channels; c += THREADS) {
+    const unsigned channel = group * channels + c;
+    weights[c] = a.weight != nullptr ? static_cast<A>(widen(static_cast<const T*>(a.weight)[channel])) : A(1);
+    biases[c] = a.bias != nullptr ? static_cast<A>(widen(static_cast<const T*>(a.bias)[channel])) : A(0);
+  }
+  A values[N];
+  widen_word<T>(words[0], values);
+  const A pivot = values[0];
+  A sum = 0;
+  A squares = 0;
+  unsigned count = 0;
+  each_pack([&](int i, unsigned, unsigned) {
+    widen_word<T>(words[i], values);
+    add_deviations(values, pivot, sum, squares);
+    count += N;
+  });
+  const Moments<A> own = moments_of(static_cast<A>(count), pivot, sum, squares);
+  Moments<A> all = combined<THREADS>(own, anchor, static_cast<A>((end - begin) * N), shared);
+  if (blocks > 1) {
+    wait_for_blocks();
+    if (threadIdx.x < blocks) {
+      Pack<A, 2>& there = of_block(parts, threadIdx.x)[block];
+      there.v[0] = all.mean;
+      there.v[1] = all.squares;
+    }
+    arrive_at_blocks<true>();
+    wait_for_blocks();
+    // By some neighboring threads for themselves, which takes no barrier: a thread a block.
+    const unsigned other = threadIdx.x % kMostClusterBlocks;
+    const unsigned left = h.packs - other * h.part;
+    Moments<A> part = {A(0), A(0), A(0)};
+    if (other < blocks) {
+      part = {static_cast<A>((left < h.part ? left : h.part) * N), parts[other].v[0], parts[other].v[1]};
+    }
+    all = combined_by(part, parts[0].v[0], static_cast<A>(h.packs * N),
+                      [](A value) { return team_sum(value, kMostClusterBlocks); });
+  }
+  const A rstd = rstd_of(a, all);
+  if (threadIdx.x == 0 && block == 0) leave_statistics(a, row, all.mean, rstd);
+  each_pack([&](int i, unsigned run, unsigned lane) {
+    A scale[N];
+    A shift[N];
+    if constexpr (LAST) {
+      load_wide<N>(weights + lane * N, scale);
+      load_wide<N>(biases + lane * N, shift);
+    } else {
+      const A weight = weights[run];
+      const A bias = biases[run];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        scale[j] = weight;
+        shift[j] = bias;
+      }
+    }
+    widen_word<T>(words[i], values);
+#pragma unroll
+    for (int j = 0; j < N; ++j) values[j] = (values[j] - all.mean) * (scale[j] * rstd) + shift[j];
+    activate_as<act, T>(a.activation, values, static_cast<A>(a.slope));
+    store<N>(y + (run * h.stride + lane * N), values);
+  });
 }
 
 // A block a row. Packs of N elements are of one channel, as N divides inner.
@@ -564,6 +705,64 @@ Tiles tiles_of(const GroupNorm& a) {
   return tiles.parts > kFewParts ? divided(a, lanes, pack, kMostTileThreads) : tiles;
 }
 
+// Whether sectors that groups share cost too much.
+bool wastes_sectors(const GroupNorm& a) {
+  const int64_t bytes = a.channels * size_of(a.dtype);
+  const int64_t extra = kSectorBytes - std::gcd(bytes, kSectorBytes);  // of a position, on average
+  return a.channels_last && 2 * extra > 3 * bytes && a.rows * a.inner * extra > kFewExtraBytes;
+}
+
+Held held(const GroupNorm& a) {
+  const int64_t span = a.channels_last ? a.groups * a.channels : a.inner;
+  const int64_t cols = a.channels * a.inner;
+  if (a.dtype == DType::f64 || a.channels > kMostHeldChannels || wastes_sectors(a)) return {};
+  // Offsets from the start of a row and the number of a block have 32 bits.
+  if ((a.channels_last && a.inner * span > kMostBlocks) || a.rows > kMostBlocks / kMostClusterBlocks) return {};
+  const auto together = a.channels_last ? a.channels : a.inner;
+  const uintptr_t addresses = reinterpret_cast<uintptr_t>(a.x) | reinterpret_cast<uintptr_t>(a.y);
+  int64_t pack = kPackBytes / size_of(a.dtype);
+  while (together % pack != 0 || addresses % (pack * size_of(a.dtype)) != 0) pack = a.channels_last ? pack / 2 : 1;
+  const int64_t packs = cols / pack;
+  const int64_t bytes = pack * size_of(a.dtype);
+  const int64_t of_thread = kHeldBytes / (bytes < 4 ? 4 : bytes);
+  const int64_t most = most_cluster_blocks(held_kernel<kNone, float, 1, kHeldThreads, false>);
+  int64_t blocks = 1;
+  while (packs > blocks * kHeldThreads * of_thread) blocks *= 2;
+  if (blocks > most) return {};
+  while (2 * blocks <= most && 2 * blocks * a.rows <= multiprocessors() && cols > 2 * blocks * kLeastHeld) blocks *= 2;
+  const bool many = a.rows * kHeldThreads > multiprocessors() * kThreadsPerMultiprocessor;
+  return {many && packs <= kShortThreads * of_thread ? kShortThreads : kHeldThreads,
+          static_cast<int>(pack),
+          static_cast<int>(blocks),
+          static_cast<unsigned>((packs + blocks - 1) / blocks),
+          static_cast<unsigned>(packs),
+          static_cast<unsigned>(together / pack),
+          static_cast<unsigned>(span)};
+}
+
+template <class T, int N, int THREADS, bool LAST>
+void launch_held_by(const GroupNorm& a, const Held& h, cudaStream_t stream) {
+  const unsigned grid = static_cast<unsigned>(a.rows) * h.blocks;
+  dispatch_row_activation(a.activation, [&](auto act) {
+    launch_clusters(held_kernel<decltype(act)::value, T, N, THREADS, LAST>, grid, THREADS, h.blocks, stream, a, h);
+  });
+}
+
+template <class T, int N, bool LAST>
+void launch_held_as(const GroupNorm& a, const Held& h, cudaStream_t stream) {
+  if (h.threads == kShortThreads) return launch_held_by<T, N, kShortThreads, LAST>(a, h, stream);
+  launch_held_by<T, N, kHeldThreads, LAST>(a, h, stream);
+}
+
+template <class T, int N = kPackBytes / sizeof(T)>
+void launch_held(const GroupNorm& a, const Held& h, cudaStream_t stream) {
+  if constexpr (N > 1) {
+    if (h.pack < N) return launch_held<T, N / 2>(a, h, stream);
+  }
+  if (a.channels_last) return launch_held_as<T, N, true>(a, h, stream);
+  if constexpr (N == 1 || N * sizeof(T) == kPackBytes) launch_held_as<T, N, false>(a, h, stream);
+}
+
 template <class T, int N>
 void launch_tiles(const GroupNorm& a, cudaStream_t stream) {
   const Tiles t = tiles_of(a);
@@ -597,15 +796,14 @@ template <class T, int N>
 void launch_packs(const GroupNorm& a, cudaStream_t stream) {
   if (a.channels_last) return launch_tiles<T, N>(a, stream);
   if (a.parts > 1) return launch_parts<T, N>(a, stream);
-  if constexpr (N > 1) {
-    if (a.channels * a.inner <= 512 * N) return launch_rows<T, N, 128>(a, stream);
-  }
   launch_rows<T, N, 512>(a, stream);
 }
 
 template <class T>
 void launch(const GroupNorm& a, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8) {
+    const Held h = held(a);
+    if (h.threads > 0) return launch_held<T>(a, h, stream);
     if (pack_of(a) > 1) return launch_packs<T, kPackBytes / sizeof(T)>(a, stream);
   }
   launch_packs<T, 1>(a, stream);
@@ -614,6 +812,11 @@ void launch(const GroupNorm& a, cudaStream_t stream) {
 }  // namespace
 
 void plan_group_norm(GroupNorm& a) {
+  if (held(a).threads > 0) {
+    a.parts = 1;
+    a.part = a.channels_last ? a.inner : a.channels * a.inner;
+    return;
+  }
   if (a.channels_last) {
     const Tiles tiles = tiles_of(a);
     a.parts = tiles.parts;
