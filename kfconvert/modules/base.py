@@ -130,8 +130,7 @@ class FusedModule(nn.Module):
             variant = self._variant(*inputs)
             plan = planned[2] if planned and planned[1] == variant else self.plan(*inputs)
             planned = values["plan"] = ((self.strategy, kinds), variant, plan)
-        plan = planned[2]
-        return plan
+        return planned[2]
 
     def _variant(self, *inputs: Any) -> Any:
         """Returns what a plan for these inputs depends on, besides tensors and settings."""

@@ -61,10 +61,8 @@ class FusedGatedLinear(FusedModule):
         return not isinstance(self.projection, FusedMergedLinear)
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        names = self.projection.strategies(x)[:-1]
-        if not self.packed and has_kernels(x):
-            names.append("kernel")
-        return [*names, "composition"]
+        live = ["kernel"] if not self.packed and has_kernels(x) else []
+        return [*self.projection.strategies(x)[:-1], *live, "composition"]
 
     def differentiable(self, x: torch.Tensor) -> torch.Tensor:
         return self._gated(self.projection.differentiable(x))
@@ -92,12 +90,9 @@ class FusedGatedLinear(FusedModule):
             product = self.projection.product()
             return lambda x: skinny_linear(x, product.weight, product.bias, code, slope, True, True)
         linear, gate_first = self.projection, self.gate_first
-
-        def gated(x: torch.Tensor) -> torch.Tensor:
-            weight, bias = linear.oriented(held(linear, "weight")), held(linear, "bias")
-            return skinny_linear(x, weight, bias, code, slope, True, gate_first)
-
-        return gated
+        return lambda x: skinny_linear(
+            x, linear.oriented(held(linear, "weight")), held(linear, "bias"), code, slope, True, gate_first
+        )
 
     def _halves(self, projected) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = projected.chunk(2, -1) if self.packed else projected

@@ -11,7 +11,7 @@ from torch import nn
 from .. import kernels
 from ..extension import EXTENSION_LOADED
 from ..ops.activations import ACTIVATIONS, apply_activation
-from ..ops.fused.linear_act import TILED_MIN_ROWS, linear_act, linear_triton
+from ..ops.fused.linear_act import linear_act, linear_triton
 from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, gelu_name, held, held_of, require_float_tensor, require_plain
@@ -32,11 +32,10 @@ _EPILOGUES = {"relu": False, "gelu_tanh": True}
 _Linear = TypeVar("_Linear", bound="FusedLinear")
 
 
-def takes_triton(x: torch.Tensor, activation: str) -> bool:
+def takes_triton(x: torch.Tensor, weight: torch.Tensor, activation: str) -> bool:
     """Whether Triton's kernel, on x (..., in_features), may be faster than the library's. Imports Triton if it may."""
     wanted = x.dtype == torch.float32 or (x.dtype in _HALF_TYPES and activation not in ("none", *_EPILOGUES))
-    enough = x.is_cuda and x.numel() >= TILED_MIN_ROWS * x.shape[-1] > 0
-    return wanted and enough and has_kernels(x) and has_triton(x.device)
+    return wanted and x.is_cuda and has_kernels(x) and has_triton(x.device) and kernels.triton.linear.takes(x, weight)
 
 
 @functools.cache
@@ -61,10 +60,10 @@ class FusedLinear(FusedModule):
     Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``),
     "composition", and on CUDA for float16 and bfloat16: "skinny" (up to 16 rows, a kernel of this package), "epilogue"
     (bias and ReLU or tanh GELU in cuBLASLt's product) and "padded" (product with rows padded to a multiple of 16 bytes,
-    then a copy). "triton" (CUDA, from 64 rows on, if Triton is installed) computes everything in one kernel: float32 on
-    tensor cores with float32's accuracy, half types for activations without an epilogue. Packed weights are a cache
-    that is updated with the parameters (see :class:`~.derived.Derived`). If a gradient is needed, under autocast and
-    under ``torch.compile``, ``kfconvert.ops.linear_act`` runs.
+    then a copy). "triton" (CUDA, if Triton is installed) computes everything in one kernel: from 64 rows on, float32 on
+    tensor cores with float32's accuracy; for more rows, on compute capability 9.0, half types and an activation without
+    an epilogue. Packed weights are a cache that is updated with the parameters (see :class:`~.derived.Derived`). If a
+    gradient is needed, under autocast and under ``torch.compile``, ``kfconvert.ops.linear_act`` runs.
     """
 
     default_activation = "none"
@@ -161,21 +160,19 @@ class FusedLinear(FusedModule):
         weight = held(self, "weight")
         if weight.dtype != x.dtype or weight.device != x.device:
             return names
-        if x.is_cuda and x.dtype in _HALF_TYPES:
-            if self.activation in _EPILOGUES and held(self, "bias") is not None:
-                names.insert(-1, "epilogue")
-            if self.out_features * x.element_size() % _ROW_BYTES:
-                names.insert(-1, "padded")
-            if takes_skinny(x, self.in_features):
-                names.insert(0, "skinny")
-        if takes_triton(x, self.activation):
-            names.insert(-1, "triton")
-        if runs_onednn(x) and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]:
-            # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072, so it is never first.
-            names.insert(-1, "onednn")
-            if HAS_MKL and weight.numel() * weight.element_size() >= MKL_MIN_WEIGHT_BYTES:
-                names.insert(0, "mkl")
-        return names
+        half = x.is_cuda and x.dtype in _HALF_TYPES
+        packed = runs_onednn(x) and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]
+        offered = {
+            "mkl": packed and HAS_MKL and weight.nbytes >= MKL_MIN_WEIGHT_BYTES,
+            "skinny": takes_skinny(x, self.in_features),
+            "kernel": len(names) > 1,
+            "epilogue": half and self.activation in _EPILOGUES and held(self, "bias") is not None,
+            "padded": half and self.out_features * x.element_size() % _ROW_BYTES,
+            "triton": takes_triton(x, self.oriented(weight), self.activation),
+            "onednn": packed,  # its error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072
+            "composition": True,
+        }
+        return [name for name, is_offered in offered.items() if is_offered]
 
     def differentiable(self, x: torch.Tensor) -> torch.Tensor:
         return self._kernel(x)
@@ -191,20 +188,17 @@ class FusedLinear(FusedModule):
         return [(store, key) for store, key in super().places() if key == "weight"]
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
-        return linear_act(
-            x, self.oriented(held(self, "weight")), held(self, "bias"), self.activation, self.negative_slope
-        )
+        weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
+        return linear_act(x, weight, bias, self.activation, self.negative_slope)
 
     def _skinny(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
         code = ACTIVATIONS[self.activation].code
-        y: torch.Tensor = skinny_linear(x, weight, bias, code, self.negative_slope, False, True)
-        return y
+        return skinny_linear(x, weight, bias, code, self.negative_slope, False, True)
 
     def _triton(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
-        y: torch.Tensor = linear_triton(x, weight, bias, ACTIVATIONS[self.activation].code, self.negative_slope)
-        return y
+        return linear_triton(x, weight, bias, ACTIVATIONS[self.activation].code, self.negative_slope)
 
     def _epilogue(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
@@ -223,15 +217,13 @@ class FusedLinear(FusedModule):
             torch.mm(rows, weight[start:end].t(), out=padded[:, start:end])
         y = padded[:, :columns].contiguous().view(*x.shape[:-1], columns)
         if bias is not None or self.activation != "none":
-            torch.ops.kfconvert.bias_act_.default(
-                y, bias, None, ACTIVATIONS[self.activation].code, self.negative_slope, -1
-            )
+            code = ACTIVATIONS[self.activation].code
+            torch.ops.kfconvert.bias_act_.default(y, bias, None, code, self.negative_slope, -1)
         return y
 
     def _plan(self, strategy: str, weight: torch.Tensor) -> Plan:
         if strategy in FusedLinear.live_strategies:
-            plan: Plan = self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
-            return plan
+            return self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
         weight = self.oriented(weight)
         holder = self._parameters if "bias" in self._parameters else self._buffers
         if strategy == "mkl":
@@ -253,10 +245,8 @@ class FusedLinear(FusedModule):
         return apply_activation(y, self.activation, self.negative_slope)
 
     def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, {super().extra_repr()}"
-        )
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}, {super().extra_repr()}"
 
 
 class _MKLLinear:

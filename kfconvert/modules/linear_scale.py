@@ -44,10 +44,9 @@ class FusedLinearScale(FusedLinear):
         """
         module = super().from_tensors(weight, bias, "none", transposed=transposed)
         require_float_tensor(gamma, "gamma")
-        if max(gamma.shape, default=1) != gamma.numel() or gamma.numel() != module.out_features:
-            raise ValueError(
-                f"gamma must have {module.out_features} elements in one dimension, got shape {tuple(gamma.shape)}"
-            )
+        shape, size = tuple(gamma.shape), module.out_features
+        if max(shape, default=1) != gamma.numel() or gamma.numel() != size:
+            raise ValueError(f"gamma must have {size} elements in one dimension, got shape {shape}")
         module._set_tensors(gamma=gamma)
         module.permutation = permutation
         return module

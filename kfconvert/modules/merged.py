@@ -49,9 +49,10 @@ class FusedMergedLinear(FusedModule):
 
     def strategies(self, x: torch.Tensor) -> list[str]:
         packed = all("mkl" in linear.strategies(x) for linear in self.linears)
-        fits, inputs = self.linears[0].weight.dtype == x.dtype, self.linears[0].in_features
-        offered = {"mkl": packed, "skinny": fits and takes_skinny(x, inputs), "merged": True}
-        offered |= {"triton": fits and takes_triton(x, "none"), "composition": True}
+        weight = self.linears[0].oriented(self.linears[0].weight)
+        fits = weight.dtype == x.dtype
+        offered = {"mkl": packed, "skinny": fits and takes_skinny(x, weight.shape[1]), "merged": True}
+        offered |= {"triton": fits and takes_triton(x, weight, "none"), "composition": True}
         return [name for name, is_offered in offered.items() if is_offered]
 
     def differentiable(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -67,11 +68,9 @@ class FusedMergedLinear(FusedModule):
 
     def plan(self, x: torch.Tensor) -> Plan:
         strategy = self.choose(x)
-        if strategy == "merged":
-            return self.product()
-        if strategy in ("skinny", "triton"):
-            plan: Plan = getattr(self.product(), strategy)
-            return plan
+        if strategy in ("merged", "skinny", "triton"):
+            product = self.product()
+            return product if strategy == "merged" else getattr(product, strategy)
         if strategy == "composition":
             return self.reference
         for linear in self.linears:

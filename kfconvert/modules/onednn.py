@@ -75,10 +75,5 @@ def runs_onednn(x: torch.Tensor) -> bool:
     Half types are excluded, because oneDNN emulates them without native instructions, and ATen calls oneDNN for them
     anyway.
     """
-    return (
-        HAS_ONEDNN  # type: ignore[return-value]  # torch leaves the descriptor of ``enabled`` untyped
-        and x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and x.numel() > 0
-        and torch.backends.mkldnn.enabled
-    )
+    fits = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
+    return fits and HAS_ONEDNN and bool(torch.backends.mkldnn.enabled)

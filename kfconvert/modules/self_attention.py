@@ -52,9 +52,7 @@ class FusedSelfAttention(FusedModule):
         if strategy == "composition":
             return self.reference
         self.in_proj.strategy = self.out_proj.strategy = strategy
-        inner = (
-            x if self.out_proj.in_features == x.shape[-1] else x.new_empty((*x.shape[:-1], self.out_proj.in_features))
-        )
+        inner = x.new_empty((*x.shape[:-1], self.out_proj.in_features))
         first, second = self.in_proj.plan(x), self.out_proj.plan(inner)
         return lambda x: self._attended(x, first, second)
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from accuracy import check_strategies, exact
+from accuracy import check_cuda_graph, check_strategies, exact
 from support.accuracy import assert_as_accurate
 from support.selection import each_once, pairwise
 from torch import nn
@@ -56,13 +56,17 @@ def test_what_cuda_offers_for_half_types():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @torch.no_grad()
 def test_one_triton_kernel(dtype):
-    module = FusedLinear(3000, 131, activation="gelu", device="cuda", dtype=dtype)
-    x = torch.randn(2, 150, 3000, device="cuda", dtype=dtype)
-    assert "triton" in check_strategies(module, x)
-    assert torch.equal(module._triton(x[:, :3]), module._kernel(x[:, :3]))
+    module = FusedLinear(1000, 1320, activation="gelu", device="cuda", dtype=dtype)
+    x, wide = torch.randn(2, 1500, 1000, device="cuda", dtype=dtype), dtype == torch.float32
+    assert ("triton" in check_strategies(module, x)) == (wide or torch.cuda.get_device_capability() >= (9, 0))
+    check_cuda_graph(module, x)
+    for few in (x[:, :3], *([] if wide else [x.flatten()[1:-999].view(-1, 1000)])):  # the other at an odd address
+        assert torch.equal(module._triton(few), module._kernel(few))
+    plain = FusedLinear(1000, 1320, device="cuda", dtype=dtype)
+    turned = FusedLinear.from_tensors(module.weight.t().contiguous(), module.bias, "gelu", transposed=True)
+    odd = FusedLinear(1000, 1321, activation="gelu", device="cuda", dtype=dtype)
+    assert [("triton" in other.strategies(x)) for other in (plain, turned, odd)] == [wide] * 3
     assert "triton" not in module.strategies(x[0, :63]) and "triton" not in module.double().strategies(x.double())
-    plain = FusedLinear(3000, 131, device="cuda", dtype=dtype)
-    assert ("triton" in plain.strategies(x)) == (dtype == torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -98,36 +102,28 @@ def test_row_counts_may_vary(device):
 
 
 def test_packed_weights_are_offered_on_cpu(monkeypatch):
-    names = FusedLinear(64, 32).strategies(torch.empty(128, 64))
-    assert {"mkl", "onednn"} <= set(names) or not torch.backends.mkl.is_available()
-    assert FusedLinear(64, 32).double().strategies(torch.empty(128, 64).double()) == ["kernel", "composition"]
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert "onednn" not in FusedLinear(64, 32).strategies(torch.empty(128, 64))
-    monkeypatch.setattr("kfconvert.modules.linear.MKL_MIN_WEIGHT_BYTES", 2**20)
-    assert "mkl" not in FusedLinear(64, 32).strategies(torch.empty(128, 64))
-
-
-def test_unknown_strategy_stands_for_the_first():
     module, x = FusedLinear(64, 32), torch.empty(128, 64)
+    names = module.strategies(x)
+    assert {"mkl", "onednn"} <= set(names) or not torch.backends.mkl.is_available()
     module.strategy = "cudnn"
-    assert module.choose(x) == module.strategies(x)[0]
+    assert module.choose(x) == names[0]  # an unknown strategy stands for the first
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert "onednn" not in module.strategies(x)
+    monkeypatch.setattr("kfconvert.modules.linear.MKL_MIN_WEIGHT_BYTES", 2**20)
+    assert "mkl" not in module.strategies(x)
+    assert module.double().strategies(x.double()) == ["kernel", "composition"]
 
 
-def write_bias(module):
-    with torch.no_grad():
-        module.bias.mul_(2)
-
-
-def replace_bias(module):
-    module.bias = nn.Parameter(torch.randn_like(module.weight[:, 0]))
-
-
-def replace_bias_data(module):
-    module.bias.data = torch.randn_like(module.bias)
+CHANGES = {
+    "written": lambda module: module.bias.mul_(2),
+    "replaced": lambda module: setattr(module, "bias", nn.Parameter(torch.randn_like(module.bias))),
+    "of other data": lambda module: setattr(module.bias, "data", torch.randn_like(module.bias)),
+    "removed": lambda module: setattr(module, "bias", None),
+}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("change", [write_bias, replace_bias, replace_bias_data, lambda m: setattr(m, "bias", None)])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("activation", ["none", "gelu"])
 def test_plans_look_the_bias_up(change, activation, device):
     x = torch.randn(32, 64, device=device)
@@ -137,7 +133,7 @@ def test_plans_look_the_bias_up(change, activation, device):
         plan, watched = module.plan(x), module.places()
         assert all(store is module._parameters and key == "weight" for store, key in watched)
         torch.testing.assert_close(plan(x), module.reference(x))
-        change(module)
+        CHANGES[change](module)
         torch.testing.assert_close(plan(x), module.reference(x))
 
 

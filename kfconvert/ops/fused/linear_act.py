@@ -23,8 +23,6 @@ from ..registration import (
 
 __all__ = ["linear_act"]
 
-TILED_MIN_ROWS = 64  # of the smallest tile of Triton's kernel
-
 
 @declare(
     group="block",
