@@ -17,15 +17,9 @@ logging.getLogger("diffusers").setLevel(logging.ERROR)
 
 def autoencoder(**options):
     return diffusers.AutoencoderKL(
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        norm_num_groups=4,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        sample_size=16,
-        **options,
-    ).eval()
+        block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, sample_size=16, **options,
+    ).eval()  # fmt: skip
 
 
 def without_quantizer(shift):
@@ -34,15 +28,10 @@ def without_quantizer(shift):
 
 def stable_diffusion():
     unet = diffusers.UNet2DConditionModel(
-        sample_size=8,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        norm_num_groups=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=16,
-        attention_head_dim=2,
-    ).eval()
+        sample_size=8, layers_per_block=1, block_out_channels=(8, 16), norm_num_groups=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=16, attention_head_dim=2,
+    ).eval()  # fmt: skip
     config = transformers.CLIPTextConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, eos_token_id=1
     )
@@ -59,15 +48,9 @@ def stable_diffusion():
 
 def flux():
     transformer = diffusers.FluxTransformer2DModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        pooled_projection_dim=16,
-        axes_dims_rope=[4, 4, 8],
-    ).eval()
+        in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=16, pooled_projection_dim=16, axes_dims_rope=[4, 4, 8],
+    ).eval()  # fmt: skip
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     pipeline = diffusers.FluxPipeline(scheduler, without_quantizer(0.1), None, None, None, None, transformer)
     inputs = {"prompt_embeds": torch.randn(1, 9, 16), "pooled_prompt_embeds": torch.randn(1, 16)}
@@ -79,15 +62,9 @@ def wan():
         base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
     ).eval()
     transformer = diffusers.WanTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=12,
-        text_dim=16,
-        freq_dim=32,
-        ffn_dim=32,
-        num_layers=2,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=32,
-    ).eval()
+        num_attention_heads=2, attention_head_dim=12, text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2,
+        qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
+    ).eval()  # fmt: skip
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     pipeline = diffusers.WanPipeline(None, None, coder, scheduler, transformer)
     embeddings = torch.randn(1, 8, 16)

@@ -85,16 +85,10 @@ def test_rooms_of_the_runtime_import_one_way():
 
 # Other arrows: faces and tables of names, and rooms apart from the way of a model.
 OTHERS = {
-    ("__main__", "cli"),
-    ("auto_convert", "second_names"),
-    ("explain", "report"),
-    ("kernels", "extension"),
-    ("kernels", "ops"),
-    ("kernels", "second_names"),
-    ("modules", "kernels"),
-    ("ops", "second_names"),
+    ("__main__", "cli"), ("auto_convert", "second_names"), ("explain", "report"), ("kernels", "extension"),
+    ("kernels", "ops"), ("kernels", "second_names"), ("modules", "kernels"), ("ops", "second_names"),
     ("jit", "settings"),
-}
+}  # fmt: skip
 # The public operators check the kinds of their arguments; these call the unchecked ones, and their definitions.
 INSIDE = {("kernels", "ops"), ("modules", "ops"), ("training", "ops")}
 

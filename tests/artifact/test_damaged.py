@@ -162,20 +162,13 @@ def test_every_damage_to_a_record_is_refused_or_loads_right(path, net):
 @pytest.mark.parametrize(
     "spec",
     [
-        {"tensor": {"shape": [2**62, 2**62], "dtype": "bool"}},
-        {"tensor": {"shape": [-1], "dtype": "float32"}},
-        {"tensor": {"shape": [1], "dtype": "load"}},
-        {"tensor": {"shape": [1], "dtype": "int64", "low": "a"}},
-        {"tensor": None},
-        {"tensor": {"same": 3}},
-        {"output": [["subprocess", "Popen"], {}]},
-        {"cache": [{"class": ["subprocess", "Popen"]}, []]},
-        {"list": [], "tuple": []},
-        {},
-        None,
+        {"tensor": {"shape": [2**62, 2**62], "dtype": "bool"}}, {"tensor": {"shape": [-1], "dtype": "float32"}},
+        {"tensor": {"shape": [1], "dtype": "load"}}, {"tensor": {"shape": [1], "dtype": "int64", "low": "a"}},
+        {"tensor": None}, {"tensor": {"same": 3}}, {"output": [["subprocess", "Popen"], {}]},
+        {"cache": [{"class": ["subprocess", "Popen"]}, []]}, {"list": [], "tuple": []}, {}, None,
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_descriptions_of_inputs_that_cannot_be_made(spec):
     with pytest.raises(input_spec.InputSpecError) as caught:
         input_spec.build(spec)

@@ -9,16 +9,10 @@ from pydantic import ValidationError
 from kfconvert import ConversionConfig, ConversionError
 
 SOME = {
-    "accuracy_threshold": 1e-3,
-    "select": "all",
-    "check_weights": 0,
-    "cuda_graphs": True,
-    "max_recordings": 3,
-    "max_extra_memory": 0.25,
-    "exclude": ("conv_bn*",),
-    "modules": ("encoder.*", "head"),
+    "accuracy_threshold": 1e-3, "select": "all", "check_weights": 0, "cuda_graphs": True, "max_recordings": 3,
+    "max_extra_memory": 0.25, "exclude": ("conv_bn*",), "modules": ("encoder.*", "head"),
     "chosen_modules": ("", "head"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [{}, SOME, {"include": (), "max_extra_memory": 1, "effort": "fast"}])

@@ -369,14 +369,7 @@ def test_nothing_is_recorded_on_the_cpu():
         for _ in range(3):
             converted(torch.randn(4, 16))
     nothing = {
-        "enabled": False,
-        "max_recordings": 16,
-        "static_outputs": False,
-        "recordings": 0,
-        "bytes": 0,
-        "generated": 0,
-        "replayed": 0,
-        "launched": 0,
-        "refused": {},
-    }
+        "enabled": False, "max_recordings": 16, "static_outputs": False, "recordings": 0, "bytes": 0, "generated": 0,
+        "replayed": 0, "launched": 0, "refused": {},
+    }  # fmt: skip
     assert converter.conversion_stats["cuda_graphs"] == converted.kfconvert_info()["cuda_graphs"] == nothing

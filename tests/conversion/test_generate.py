@@ -32,19 +32,15 @@ FAMILIES = {
 SOME_FAMILIES = ["gpt2", "llama", *exhaustive("mistral", "qwen3", "gemma")]
 # Arguments of generate, each of which is served by a program.
 SERVED = {
-    "greedy": {},
-    "by one token more than two": {"max_new_tokens": 3},
-    "padded at the left": {"padded": True},
+    "greedy": {}, "by one token more than two": {"max_new_tokens": 3}, "padded at the left": {"padded": True},
     "ends": {"max_new_tokens": 40, "eos_token_id": [*range(20, 40)]},
     "least": {"min_new_tokens": 6, "eos_token_id": [*range(20, 40)]},
     "least length": {"min_length": 14, "eos_token_id": [*range(20, 40)]},
-    "repetition penalty": {"repetition_penalty": 1.3},
-    "sampling": {"do_sample": True},
+    "repetition penalty": {"repetition_penalty": 1.3}, "sampling": {"do_sample": True},
     "top-k": {"do_sample": True, "temperature": 0.7, "top_k": 10},
     "top-p": {"do_sample": True, "top_p": 0.8, "max_new_tokens": 40},
-    "several": {"do_sample": True, "num_return_sequences": 2},
-    "least time": {"max_time": 100.0},
-}
+    "several": {"do_sample": True, "num_return_sequences": 2}, "least time": {"max_time": 100.0},
+}  # fmt: skip
 # Arguments that transformers' own loop serves, and what is told of them.
 OTHERS = {
     "beams": ({"num_beams": 2}, "num_beams"),

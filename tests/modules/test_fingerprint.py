@@ -7,15 +7,9 @@ from kfconvert.runtime.state import fingerprint
 from kfconvert.runtime.state.fingerprint import fingerprints
 
 DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.bfloat16,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
+    torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64,
     torch.complex128,
-]
+]  # fmt: skip
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)

@@ -35,17 +35,9 @@ def randomise(module):
 
 
 def build(
-    dims=2,
-    channels=(12, 16),
-    kernel=3,
-    bn=True,
-    activation="relu",
-    device=None,
-    dtype=None,
-    affine=True,
-    eps=1e-5,
+    dims=2, channels=(12, 16), kernel=3, bn=True, activation="relu", device=None, dtype=None, affine=True, eps=1e-5,
     **options,
-):
+):  # fmt: skip
     conv = CONVOLUTIONS[dims](*channels, kernel, device=device, dtype=dtype, **options)
     norm = NORMS[dims](channels[1], device=device, dtype=dtype, affine=affine, eps=eps) if bn else None
     return randomise(FusedConvBN(conv, norm, activation, 0.2).eval())

@@ -61,30 +61,15 @@ def test_no_tensor(compiled, name, grad):
 @pytest.mark.parametrize(
     ("name", "parameter"),
     [
-        ("attention_dropout", "p"),
-        ("batch_norm_relu", "eps"),
-        ("bias_dropout_add", "p"),
-        ("bias_relu", "dim"),
-        ("block_sparse_attention", "block_size"),
-        ("conv2d_bn_act", "eps"),
-        ("conv2d_gelu_dropout", "p"),
-        ("chunked_attention", "chunk_size"),
-        ("cross_entropy", "ignore_index"),
-        ("cross_entropy", "label_smoothing"),
-        ("dequantize_int8", "zero_point"),
-        ("fused_multihead_attention", "num_heads"),
-        ("gelu_dropout", "p"),
-        ("group_norm_silu", "eps"),
-        ("group_norm_silu", "num_groups"),
-        ("layer_norm_relu", "eps"),
-        ("quantize_int8", "scale"),
-        ("ffn_block", "dropout_p"),
-        ("sliding_window", "size"),
-        ("sliding_window", "stride"),
-        ("sliding_window_mean_std", "window"),
-        ("softmax", "dim"),
+        ("attention_dropout", "p"), ("batch_norm_relu", "eps"), ("bias_dropout_add", "p"), ("bias_relu", "dim"),
+        ("block_sparse_attention", "block_size"), ("conv2d_bn_act", "eps"), ("conv2d_gelu_dropout", "p"),
+        ("chunked_attention", "chunk_size"), ("cross_entropy", "ignore_index"), ("cross_entropy", "label_smoothing"),
+        ("dequantize_int8", "zero_point"), ("fused_multihead_attention", "num_heads"), ("gelu_dropout", "p"),
+        ("group_norm_silu", "eps"), ("group_norm_silu", "num_groups"), ("layer_norm_relu", "eps"),
+        ("quantize_int8", "scale"), ("ffn_block", "dropout_p"), ("sliding_window", "size"),
+        ("sliding_window", "stride"), ("sliding_window_mean_std", "window"), ("softmax", "dim"),
     ],
-)
+)  # fmt: skip
 def test_no_number(compiled, name, parameter, wrong):
     function = getattr(ops, name)
     given = dict(zip(inspect.signature(function).parameters, valid(name)))

@@ -31,20 +31,15 @@ def in_transformers(model, name):
 NORMS = {
     name: lambda model=model, name=name: in_transformers(model, name)(SIZE)
     for model, name in (
-        ("t5", "T5LayerNorm"),
-        ("llama", "LlamaRMSNorm"),
-        ("mistral", "MistralRMSNorm"),
-        ("qwen2", "Qwen2RMSNorm"),
-        ("qwen3", "Qwen3RMSNorm"),
-        ("gemma2", "Gemma2RMSNorm"),
-        ("gemma3n", "Gemma3nRMSNorm"),
+        ("t5", "T5LayerNorm"), ("llama", "LlamaRMSNorm"), ("mistral", "MistralRMSNorm"), ("qwen2", "Qwen2RMSNorm"),
+        ("qwen3", "Qwen3RMSNorm"), ("gemma2", "Gemma2RMSNorm"), ("gemma3n", "Gemma3nRMSNorm"),
         ("olmo2", "Olmo2RMSNorm"),
     )
 } | {
     "torch": lambda: nn.RMSNorm(SIZE),
     "timm": lambda: layers.RmsNorm(SIZE),
     "timm_fp32": lambda: layers.RmsNormFp32(SIZE),
-}
+}  # fmt: skip
 
 
 def with_random_scales(model):
@@ -83,16 +78,9 @@ def test_a_norm_is_one_site_and_as_accurate(name, dtype):
 
 
 TINY = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "use_cache": False,
-}
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "use_cache": False,
+}  # fmt: skip
 # (configuration, its sizes, class, norms of 2 layers and the final one, how many of them read a residual sum)
 MODELS = {"llama": ("LlamaConfig", TINY, "LlamaModel", 5, 4), "gemma2": ("Gemma2Config", TINY, "Gemma2Model", 9, 4)}
 

@@ -26,15 +26,9 @@ def miss(module, reason, place=None, pattern="conv_bn_relu"):
 def stats(sites=(), misses=(), regions=(), **more):
     applied = sum(each["status"] == "applied" for each in sites)
     return {
-        "model": "Net",
-        "inputs": "float32[1, 3]",
-        "total_found": len(sites),
-        "total_replaced": applied,
-        "sites": list(sites),
-        "near_misses": list(misses),
-        "regions": list(regions),
-        **more,
-    }
+        "model": "Net", "inputs": "float32[1, 3]", "total_found": len(sites), "total_replaced": applied,
+        "sites": list(sites), "near_misses": list(misses), "regions": list(regions), **more,
+    }  # fmt: skip
 
 
 def lines(*args, **kwargs):

@@ -86,15 +86,9 @@ def test_trainer_of_transformers(tmp_path):
     original, fused = bert(), converted(bert)
     rows = [{"input_ids": torch.arange(3, 10) + i, "labels": i % 3, "note": "no argument"} for i in range(4)]
     options = transformers.TrainingArguments(
-        str(tmp_path),
-        max_steps=1,
-        per_device_train_batch_size=4,
-        learning_rate=0.1,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+        str(tmp_path), max_steps=1, per_device_train_batch_size=4, learning_rate=0.1, use_cpu=True, report_to=[],
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
     predictions = []
     for model in (original, fused):
         trainer = transformers.Trainer(model=model, args=options, train_dataset=rows)

@@ -246,17 +246,11 @@ _MOST_ELEMENTS = 4096
 # What patterns are made of comes more often than what only stands in their way.
 _WEIGHTS = {"linear": 5, "conv1d": 5, "conv2d": 7, "batch_norm": 5, "layer_norm": 4, "activation": 5, "activation_": 3}
 _MOTIFS = (
-    *[("",)] * 8,
-    ("conv2d", "batch_norm", "activation"),
-    ("conv2d", "batch_norm", "activation_"),
-    ("conv2d", "batch_norm", "binary", "activation_"),
-    ("conv1d", "batch_norm", "activation"),
-    ("linear", "activation"),
-    ("square_linear", "binary", "layer_norm"),
-    ("binary", "layer_norm", "activation"),
-    ("view", "number_"),
+    *[("",)] * 8, ("conv2d", "batch_norm", "activation"), ("conv2d", "batch_norm", "activation_"),
+    ("conv2d", "batch_norm", "binary", "activation_"), ("conv1d", "batch_norm", "activation"), ("linear", "activation"),
+    ("square_linear", "binary", "layer_norm"), ("binary", "layer_norm", "activation"), ("view", "number_"),
     ("view", "binary_"),
-)
+)  # fmt: skip
 _WEIGHTS |= {"square_linear": 2, "transposed_linear": 2, "binary": 4, "embedding": 8, "view": 2, "number_": 2}
 
 

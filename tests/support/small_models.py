@@ -11,15 +11,9 @@ from torch import nn
 from kfconvert import ModelConverter, validate_optimization
 
 _SIZES = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 60,
-    "max_position_embeddings": 32,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60,
+    "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 
 
 class CNN(nn.Module):
