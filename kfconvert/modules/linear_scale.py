@@ -83,15 +83,12 @@ class FusedLinearScale(FusedLinear):
         with torch.inference_mode(False), torch.no_grad():
             gamma = self.gamma.double().flatten()
             factors = gamma if self.transposed else gamma[:, None]
-            scaled = self.weight.double() * factors
-            weight, bias = scaled.to(self.weight.dtype), None
-            fits = not is_too_narrow(weight, scaled)
-            if self.bias is not None:
-                scaled = self.bias.double() * gamma
-                bias = scaled.to(self.bias.dtype)
-                fits = fits and not is_too_narrow(bias, scaled)
-            if not fits:
+            tensors = held_of(self, "weight", "bias")
+            scaled = [tensor.double() * factor for tensor, factor in zip(tensors, (factors, gamma))]
+            narrow = [wide.to(tensor.dtype) for wide, tensor in zip(scaled, tensors)]
+            if any(map(is_too_narrow, narrow, scaled)):
                 return self.reference
+            weight, bias = narrow if len(narrow) == 2 else (*narrow, None)
             folded = FusedLinear.from_tensors(weight, bias, transposed=self.transposed)
             plan = folded._kernel if strategy == "folded" else folded._plan(strategy, weight)
         permutation = self.permutation  # a plan must not keep this module and its folded weight alive

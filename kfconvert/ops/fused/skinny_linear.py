@@ -22,14 +22,10 @@ def takes_skinny(x: torch.Tensor, in_features: int) -> bool:
     return x.is_cuda and x.dtype in _HALF_TYPES and few and in_features % 8 == 0 and has_kernels(x)
 
 
-def _check(x, weight, bias, gated):
+def _compose(x, weight, bias, code, negative_slope, gated, gate_first):
     check("skinny_linear", x, weight, bias)
     odd = gated and weight.shape[0] % 2
     require(not odd, "skinny_linear", f"a gated layer has an even number of features, not {weight.shape[0]}")
-
-
-def _compose(x, weight, bias, code, negative_slope, gated, gate_first):
-    _check(x, weight, bias, gated)
     act, y = BY_CODE[code].reference, F.linear(x, weight, bias)
     if not gated:
         return act(y, negative_slope).contiguous()
