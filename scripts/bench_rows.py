@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import copy
 import datetime
+import faulthandler
 import json
 import math
 import os
@@ -111,7 +112,7 @@ def row(
     errors = tempfile.TemporaryFile("w+")
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
     process = subprocess.Popen([*command, name], env=environment, text=True, start_new_session=True, **pipes)
-    limit = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))
+    limit = threading.Timer(limit_s, stop, (process,))
     limit.start()
     holds = is_ready = False
     found = None
@@ -143,13 +144,22 @@ def row(
         prepared.wait()
     if found is None:
         errors.seek(0)
-        lines = errors.read().strip().splitlines()
-        print(f"| {name} | failed: {(lines or ['no output in time'])[-1][:200]} |", flush=True)
+        text = errors.read().strip() or "no message"
+        print(f"{name}:\n{text}\n", file=sys.stderr, flush=True)
+        print(f"| {name} | failed: {text.splitlines()[-1][:200]} |", flush=True)
         return None
     times = [f"{found[key]:.3f}" for key in ("eager", "compile", "kfconvert")]
     cells = [name, *times, f"{found['ratio']:.2f}", found["generated"], found["sites"], found["accuracy"]]
     print(f"| {' | '.join(map(str, [*cells, found['seconds'], found['peak']]))} |", flush=True)
     return found
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Stops a row, which writes the stacks of its threads before."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(2)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Turns:
@@ -181,6 +191,7 @@ def measured(name: str, budget: float, profiles: str | None) -> dict[str, Any]:
     from kfconvert.profiling import compare_timings
 
     warnings.simplefilter("ignore")
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     made = ROWS[name]
     model, call = made.make(made.dtype)
     compiled = torch.compile(copy.deepcopy(model), mode="reduce-overhead")
