@@ -61,7 +61,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         environment = {"KFCONVERT_CACHE": "off", "OMP_NUM_THREADS": "2"}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
-        # TorchInductor's compile workers otherwise end after a minute without work; some rows then waited for them forever.
+        # Otherwise TorchInductor's compile workers end after a minute without work, and start again later.
         environment["TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL"] = "0"
         command = [sys.executable, __file__, "--budget", str(options.budget), "--one"]
         if options.profiles:
