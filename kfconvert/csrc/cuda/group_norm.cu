@@ -740,10 +740,18 @@ Held held(const GroupNorm& a) {
           static_cast<unsigned>(span)};
 }
 
+// SiLU or nothing follows a group norm in most models; all other activations share the kernels for kAny.
+template <class Launch>
+void dispatch_activation(int code, Launch launch) {
+  if (code == kNone) return launch(std::integral_constant<int, kNone>());
+  if (code == kSilu) return launch(std::integral_constant<int, kSilu>());
+  launch(std::integral_constant<int, kAny>());
+}
+
 template <class T, int N, int THREADS, bool LAST>
 void launch_held_by(const GroupNorm& a, const Held& h, cudaStream_t stream) {
   const unsigned grid = static_cast<unsigned>(a.rows) * h.blocks;
-  dispatch_row_activation(a.activation, [&](auto act) {
+  dispatch_activation(a.activation, [&](auto act) {
     launch_clusters(held_kernel<decltype(act)::value, T, N, THREADS, LAST>, grid, THREADS, h.blocks, stream, a, h);
   });
 }
@@ -768,7 +776,7 @@ void launch_tiles(const GroupNorm& a, cudaStream_t stream) {
   const Tiles t = tiles_of(a);
   const unsigned grid = static_cast<unsigned>(a.rows / a.groups * t.count * t.parts);
   if (t.parts > 1) launch_overlapped(tile_moments_kernel<T, N>, grid, t.threads, stream, a, t);
-  dispatch_row_activation(a.activation, [&](auto act) {
+  dispatch_activation(a.activation, [&](auto act) {
     constexpr int code = decltype(act)::value;
     const auto kernel = t.parts > 1 ? tile_result_kernel<code, T, N> : tile_kernel<code, T, N>;
     launch_overlapped(kernel, grid, t.threads, stream, a, t);
@@ -779,7 +787,7 @@ template <class T, int N>
 void launch_parts(const GroupNorm& a, cudaStream_t stream) {
   const unsigned grid = static_cast<unsigned>(a.rows * a.parts);
   launch_overlapped(part_moments_kernel<T, N>, grid, kPartThreads, stream, a);
-  dispatch_row_activation(a.activation, [&](auto act) {
+  dispatch_activation(a.activation, [&](auto act) {
     launch_overlapped(part_result_kernel<decltype(act)::value, T, N>, grid, kPartThreads, stream, a);
   });
 }
@@ -787,7 +795,7 @@ void launch_parts(const GroupNorm& a, cudaStream_t stream) {
 template <class T, int N, int THREADS>
 void launch_rows(const GroupNorm& a, cudaStream_t stream) {
   const unsigned grid = static_cast<unsigned>(a.rows < kMostBlocks ? a.rows : kMostBlocks);
-  dispatch_row_activation(a.activation, [&](auto act) {
+  dispatch_activation(a.activation, [&](auto act) {
     launch_overlapped(row_kernel<decltype(act)::value, T, N, THREADS>, grid, THREADS, stream, a);
   });
 }
