@@ -1,13 +1,13 @@
-"""Time whole training steps: the original, the converted model in train mode, and torch.compile, which take turns.
+"""Time whole training steps: the original, torch.compile, Liger and the converted model, which take turns.
 
     PYTHONPATH=. python scripts/bench_training.py
-    PYTHONPATH=. python scripts/bench_training.py llama --variants original converted eval
+    PYTHONPATH=. python scripts/bench_training.py "llama 8x1024" --share 8 --variants original converted --kernels
     PYTHONPATH=. python scripts/bench_training.py --small
 
 A step is zero_grad, the forward pass with its loss, backward, clip_grad_norm_, and a step of AdamW, which is fused on
 CUDA. Each variant has its own weights, from the same random ones, and its own optimizer; all see the same inputs.
-"eval", which is left out unless it is named, is the converted model in eval mode: its backward computes the original
-forward again.
+"reduce-overhead" is a mode of torch.compile. "liger" patches the original with the kernels of liger-kernel, where it
+knows the model. "converted" has ``training=True``.
 
 "kept MiB" is what the model and its optimizer hold between steps, "peak MiB" the most that a step allocates beyond
 that. The last column is the time over that of the original, round by round: its median and the 95 % interval of that.
@@ -17,13 +17,17 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import datetime
 import json
+import re
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +37,16 @@ from torch import Tensor, nn
 import kfconvert
 from kfconvert.profiling import Comparison, compare_timings, failure_line, release
 
-VARIANTS = "original", "converted", "torch.compile", "eval"
+VARIANTS = "original", "torch.compile", "reduce-overhead", "liger", "converted"
+CLASSES = {
+    "products": "gemm|nvjet|cublas|xmma|cutlass",
+    "convolutions": "conv|cudnn.*(fprop|dgrad|wgrad)",
+    "attention": "flash|sdpa|attention|fmha",
+    "optimizer": "multi_tensor|adam",
+    "kfconvert": "kfc::",
+    "generated": "triton",
+    "copies": "memcpy|memset|copy",
+}
 TINY = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -54,7 +67,7 @@ class Case:
     example: Any
 
 
-def llama(device: torch.device, small: bool) -> Case:
+def llama(batch: int, length: int, device: torch.device, small: bool) -> Case:
     sizes = TINY if small else {
         "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
         "vocab_size": 32000, "pad_token_id": 0,
@@ -62,42 +75,64 @@ def llama(device: torch.device, small: bool) -> Case:
     config = transformers.LlamaConfig(**sizes, num_key_value_heads=2 if small else 4)
     with device:
         model = transformers.LlamaForCausalLM(config).bfloat16()
-    ids = tokens((2, 32) if small else (4, 1024), config.vocab_size, device)
+    ids = tokens((batch, length), config.vocab_size, device)
     title = f"llama, {count(model)}, {shape(ids)}, bf16"
     return Case(title, model, lambda called: called(input_ids=ids, labels=ids, use_cache=False).loss, ids[:1, :128])
 
 
-def bert(device: torch.device, small: bool) -> Case:
+def gpt2(batch: int, length: int, device: torch.device, small: bool) -> Case:
+    sizes = {"n_embd": 64, "n_layer": 4, "n_head": 4, "vocab_size": 256} if small else {}
+    with device:
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    ids = tokens((batch, length), model.config.vocab_size, device)
+    loss = autocast(lambda called: called(input_ids=ids, labels=ids, use_cache=False).loss, device)
+    return Case(f"gpt2, {count(model)}, {shape(ids)}, bf16 autocast", model, loss, ids[:1, :128])
+
+
+def bert(batch: int, length: int, device: torch.device, small: bool) -> Case:
     config = transformers.BertConfig(**TINY) if small else transformers.BertConfig()
     with device:
         model = transformers.BertForMaskedLM(config)
-    ids = tokens((4, 16) if small else (32, 128), config.vocab_size, device)
+    ids = tokens((batch, length), config.vocab_size, device)
     labels = torch.where(torch.rand(ids.shape, device=device) < 0.15, ids, -100)
     title = f"bert, masked words, {count(model)}, {shape(ids)}, bf16 autocast"
     return Case(title, model, autocast(lambda called: called(input_ids=ids, labels=labels).loss, device), ids[:1])
 
 
-def resnet(device: torch.device, small: bool) -> Case:
+def vision(name: str, channels_last: bool, batch: int, size: int, device: torch.device, small: bool) -> Case:
     import torchvision
 
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
     with device:
-        model = torchvision.models.resnet18() if small else torchvision.models.resnet50()
-        images = torch.randn((4, 3, 32, 32) if small else (64, 3, 224, 224))
-    model, images = (each.to(memory_format=torch.channels_last) for each in (model, images))
+        model = torchvision.models.get_model("resnet18" if small else name, weights=None)
+        images = torch.randn((batch, 3, size, size))
+    model, images = (each.to(memory_format=memory_format) for each in (model, images))
     labels = torch.randint(1000, images.shape[:1], device=device)
-    title = f"resnet{18 if small else 50}, {shape(images)}, channels-last, bf16 autocast"
+    title = f"{name}, {shape(images)}{', channels-last' if channels_last else ''}, bf16 autocast"
     loss = autocast(lambda called: nn.functional.cross_entropy(called(images), labels), device)
     return Case(title, model, loss, images[:1])
 
 
-CASES: dict[str, Callable[[torch.device, bool], Case]] = {"llama": llama, "bert": bert, "resnet": resnet}
+# By name: what builds a case, its batch, and its sequence length or image size.
+CASES: dict[str, tuple[Callable[[int, int, torch.device, bool], Case], int, int]] = {
+    "bert 32x128": (bert, 32, 128),
+    "bert 8x512": (bert, 8, 512),
+    "llama 8x1024": (llama, 8, 1024),
+    "llama 1x1024": (llama, 1, 1024),
+    "gpt2 8x1024": (gpt2, 8, 1024),
+    "vit_b_16 64": (partial(vision, "vit_b_16", False), 64, 224),
+    "resnet50 128": (partial(vision, "resnet50", True), 128, 224),
+    "convnext_tiny 64": (partial(vision, "convnext_tiny", True), 64, 224),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[*CASES, []], default=[])
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=[])
+    parser.add_argument("--share", type=int, default=1, help="divide batches by this number")
+    parser.add_argument("--kernels", action="store_true", help="print the time of kernels by class, of one step each")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS[:3])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--budget", type=float, default=8.0, help="seconds of timing a variant")
     parser.add_argument("--rounds", type=int, default=7, help="at least so many")
     parser.add_argument("--small", action="store_true", help="models and inputs that a CPU can train")
@@ -121,9 +156,12 @@ def main() -> int:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     rows: list[dict[str, Any]] = []
-    for name in options.models or CASES:
+    for name in options.cases or CASES:
         torch.manual_seed(0)
-        rows += bench(CASES[name](device, options.small), variants, device, options.budget, options.rounds)
+        build, batch, size = CASES[name]
+        batch, size = (2, 32) if options.small else (max(1, batch // options.share), size)
+        rows += bench(build(batch, size, device, options.small), variants, device, options)
+        torch.compiler.reset()
         release(device)
     if options.json:
         with open(options.json, "w") as file:
@@ -131,7 +169,7 @@ def main() -> int:
     return 0 if any("ms" in row for row in rows) else 1
 
 
-def bench(case: Case, variants: list[str], device: torch.device, budget: float, rounds: int) -> list[dict[str, Any]]:
+def bench(case: Case, variants: list[str], device: torch.device, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each variant, which are printed as well."""
     rows: dict[str, dict[str, Any]] = {}
     steps: dict[str, Callable[[], None]] = {}
@@ -149,13 +187,28 @@ def bench(case: Case, variants: list[str], device: torch.device, budget: float, 
             steps[variant] = step
         except Exception as error:  # a variant that fails must not end the run
             row["failure"] = failure_line(error)
-    times = compare_timings(steps, device, budget * len(steps), rounds)
+    times = compare_timings(steps, device, options.budget * len(steps), options.rounds)
     for variant, row in rows.items():
         if variant in steps:
-            row["ms"] = times[variant].as_dict()
+            row["ms"] = dataclasses.asdict(times[variant])
             row["over_original"] = over_original(times, variant)
         print(line(row), flush=True)
+        if options.kernels and variant in steps:
+            row["kernels_ms"] = kernels(steps[variant])
+            print(f"| | kernels, ms | {row['kernels_ms']} | | | |", flush=True)
     return list(rows.values())
+
+
+def kernels(step: Callable[[], None]) -> dict[str, float]:
+    """The milliseconds of one step on the device, by class of kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    times: Counter[str] = Counter()
+    for event in found.key_averages():
+        kind = next((kind for kind, names in CLASSES.items() if re.search(names, event.key, re.I)), "other")
+        times[kind] += event.device_time_total / 1e3
+    return {kind: round(time, 2) for kind, time in times.most_common() if time}
 
 
 class Step:
@@ -174,13 +227,19 @@ class Step:
 
 
 def prepared(case: Case, variant: str, device: torch.device) -> Step:
-    if variant in ("converted", "eval"):
-        converter = kfconvert.ModelConverter(effort="fast", select="measured", new_tokens=0)
+    if variant == "converted":
+        converter = kfconvert.ModelConverter(effort="fast", new_tokens=0, training=True)
         model = converter.convert_model(case.model.eval(), example_inputs=case.example, inplace=False)
     else:
         model = copy.deepcopy(case.model)
-    model.train(variant != "eval")
-    called = torch.compile(model) if variant == "torch.compile" else model
+    if variant == "liger":
+        from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+        _apply_liger_kernel_to_instance(model)
+    model.train()
+    called: Any = model
+    if variant in ("torch.compile", "reduce-overhead"):
+        called = torch.compile(model, mode=None if variant == "torch.compile" else variant)
     return Step(model, called, case.loss, fused=device.type == "cuda")
 
 
