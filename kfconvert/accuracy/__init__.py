@@ -1,6 +1,6 @@
 """Errors of outputs against the original in float64."""
 
-from .comparison import ERROR_RATIO, ValidationResult, check_threshold, compare, compare_all, split_inputs
+from .comparison import ERROR_RATIO, Original, ValidationResult, check_threshold, compare, compare_all, split_inputs
 from .copying import copied_model
 from .float64_run import (
     Reference,

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,103 +99,98 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
+class Original:
+    """The original's outputs for one input, and their errors against `reference`, measured once for all candidates."""
+
+    def __init__(self, reference: Reference, outputs: Any):
+        self.reference, self.outputs, self._structure = reference, outputs, Outputs(outputs)
+        truths = Outputs(reference.outputs).leaves
+        self._each = {name: _Output(name, truths.get(name), leaf) for name, leaf in self._structure.leaves.items()}
+
+    def run(self, optimized: Any) -> Run:
+        """Measures the `optimized` model's outputs for this input."""
+        theirs = Outputs(optimized)
+        difference = self._structure.difference(theirs)
+        each = {} if difference else {name: one.measured(theirs.leaves[name]) for name, one in self._each.items()}
+        return self, difference, each
+
+    def exact(self) -> Run:
+        """The run of a model without errors."""
+        return self, None, {name: _Measured(one, None, one.stats(0.0, 0.0)) for name, one in self._each.items()}
+
+
 def compare(
     reference: Reference, original_out: Any, optimized_out: Any, accuracy_threshold: float = 1e-6
 ) -> ValidationResult:
-    """Compares `optimized_out` by the rules of `validate_optimization`. A reference can be used for many candidates."""
-    return compare_all([(reference, original_out, optimized_out)], accuracy_threshold)
+    """Compares `optimized_out` by the rules of `validate_optimization`."""
+    return compare_all([Original(reference, original_out).run(optimized_out)], accuracy_threshold)
 
 
-def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: float = 1e-6) -> ValidationResult:
-    """Compares the outputs for several inputs together.
+def compare_all(runs: Sequence[Run], accuracy_threshold: float = 1e-6) -> ValidationResult:
+    """Judges the runs for several inputs together.
 
-    runs: for each input the reference, the original's and the optimized model's outputs. The rules of
-    `validate_optimization` apply to the largest error of each output over all inputs, because the largest error of few
-    output values is random.
+    The rules of `validate_optimization` apply to the largest error of each output over all inputs, because the largest
+    error of few output values is random.
     """
-    truths = [Outputs(reference.outputs) for reference, _, _ in runs]
-    originals, optimized = ([Outputs(outputs) for outputs in side] for side in list(zip(*runs))[1:])
-    description = runs[0][0].description
-    reason = next(filter(None, map(Outputs.difference, originals, optimized)), None)
-    names = list(originals[0].leaves) if reason is None else []
-    if reason is None and any(outputs.leaves.keys() != set(names) for outputs in originals):
+    originals, differences, leaves = list(zip(*runs))
+    description = originals[0].reference.description
+    reason = next(filter(None, differences), None)
+    if reason is None and any(each.keys() != leaves[0].keys() for each in leaves):
         reason = "the structure of the original's outputs depends on the input"
     notes, errors, differing, unmeasured = [description], [], 0, []
-    for name in names:
-        stored: list[tuple[Any, Any, Any]] = [
-            (truth.leaves.get(name), ours.leaves.get(name), theirs.leaves.get(name))
-            for truth, ours, theirs in zip(truths, originals, optimized)
-        ]
-        problem = next(filter(None, (_stored_otherwise(ours, theirs) for _, ours, theirs in stored)), None)
-        triples: list[tuple[Any, Any, Any]] = [tuple(map(_dense, triple)) for triple in stored]
-        problem = problem or next(filter(None, (_unequal(ours, theirs) for _, ours, theirs in triples)), None)
-        ours = triples[0][1]
+    for name in leaves[0] if reason is None else ():
+        measured: list[_Measured] = [each[name] for each in leaves]
+        problem = next(filter(None, (each.problem for each in measured)), None)
+        ours = measured[0].output.value
         if problem is None and isinstance(ours, Tensor) and not _inexact(ours):
-            problem, remark, count = _judge_exact(triples)
+            problem, remark, count = _judge_exact(measured)
             notes += [f"output{name} {remark}"] if remark else []
             differing += count
         elif problem is None and isinstance(ours, Tensor):
-            measured = [_measure(name, *triple) for triple in triples]
-            own, new = _worst([m[0] for m in measured]), _worst([m[1] for m in measured])
+            own, new = _worst([each.output.own.error for each in measured]), _worst([each.error for each in measured])
             errors.append((own, new))
-            if all(values.numel() > 0 and not values.isfinite().any() for _, values, _ in triples):
+            if all(each.output.is_unmeasured for each in measured):
                 unmeasured.append(name)
                 notes.append(f"output{name} is entirely NaN or infinite: it was not compared")
-            notes += dict.fromkeys(f"output{name} {note}" for *_, note in measured if note)
+            notes += dict.fromkeys(f"output{name} {each.output.note}" for each in measured if each.output.note)
+            place, before, after = f"of its scale against the {description}", own.max_rel, new.max_rel
             allowed = _allowed_error(own, ours.dtype, accuracy_threshold)
             if own.scale == 0 and own.max_abs > 0:  # relative errors are undefined
-                allowed = max(ERROR_RATIO * own.max_abs, torch.finfo(ours.dtype).eps)
-                if not new.max_abs <= allowed:
-                    problem = (
-                        f"has error {new.max_abs:.1e} where the {description} is 0; the original has "
-                        f"{own.max_abs:.1e}, allowed is {allowed:.1e}"
-                    )
-            elif not new.max_rel <= allowed:
-                problem = (
-                    f"has error {new.max_rel:.1e} of its scale against the {description}; "
-                    f"the original has {own.max_rel:.1e}, allowed is {allowed:.1e}"
-                )
-        if problem is not None and reason is None:
-            reason = f"output{name} {problem}"
+                place, before, after = f"where the {description} is 0", own.max_abs, new.max_abs
+                allowed = max(ERROR_RATIO * before, torch.finfo(ours.dtype).eps)
+            if not after <= allowed:
+                problem = f"has error {after:.1e} {place}; the original has {before:.1e}, allowed is {allowed:.1e}"
+        reason = reason or (problem and f"output{name} {problem}")
 
     passed: bool | None = reason is None
-    if passed and not names:
+    if passed and not leaves[0]:
         passed, reason = None, "the outputs have nothing that can be compared"
     elif passed and unmeasured and len(unmeasured) == len(errors):
         passed, reason = None, "nothing could be compared: all values of the outputs are NaN or infinite"
     elif errors and all(stats.scale == 0 for stats, _ in errors):
         notes.append("all outputs are 0, so previous layers were not checked")
-    original, converted = (
-        (max(stats, key=lambda one: one.max_rel) for stats in zip(*errors)) if errors else (None, None)
-    )
-    return ValidationResult(
-        passed=passed,
-        reason=reason,
-        reference="; ".join(notes),
-        original_error=original,
-        optimized_error=converted,
-        ratio=converted.max_rel / original.max_rel if converted and original and original.max_rel > 0 else None,
-        accuracy_threshold=accuracy_threshold,
-        differing=differing,
-        outputs=tuple(_least_accurate(errors)),
-    )
-
-
-def _least_accurate(errors: list[tuple[ErrorStats, ErrorStats]]) -> list[tuple[ErrorStats, ErrorStats]]:
-    """At most MOST_OUTPUTS of the ``errors``: the largest ones of the optimized model, in output order."""
+    original, converted = (max(s, key=lambda one: one.max_rel) for s in zip(*errors)) if errors else (None, None)
+    ratio = converted.max_rel / original.max_rel if converted and original and original.max_rel > 0 else None
     order = sorted(range(len(errors)), key=lambda place: -errors[place][1].max_rel)
-    return [errors[place] for place in sorted(order[:MOST_OUTPUTS])]
+    outputs, noted = tuple(errors[place] for place in sorted(order[:MOST_OUTPUTS])), "; ".join(notes)
+    return ValidationResult(passed, reason, noted, original, converted, ratio, accuracy_threshold, differing, outputs)
 
 
-def _stored_otherwise(ours: Any, theirs: Any) -> str | None:
-    """The difference in device or layout (sparse, nested) of two tensors, or None."""
+def _unlike(ours: Any, theirs: Any) -> str | None:
+    """The difference in type, device, layout (sparse, nested), shape or dtype of two tensors, or in other values."""
     if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
-        return None
+        same = type(ours) is type(theirs) and ours == theirs
+        return None if same else f"is {theirs!r:.40}, the original's is {ours!r:.40}"
     if ours.device != theirs.device:
         return f"is on {theirs.device}, the original's is on {ours.device}"
     if ours.is_nested != theirs.is_nested:
         return f"is {'' if theirs.is_nested else 'not '}nested, unlike the original's"
-    return None if ours.layout is theirs.layout else f"has the layout {theirs.layout}, the original's {ours.layout}"
+    if ours.layout is not theirs.layout:
+        return f"has the layout {theirs.layout}, the original's {ours.layout}"
+    ours, theirs = _dense(ours), _dense(theirs)
+    if ours.shape != theirs.shape:
+        return f"has shape {tuple(theirs.shape)}, the original's is {tuple(ours.shape)}"
+    return None if ours.dtype == theirs.dtype else f"has dtype {theirs.dtype}, the original's is {ours.dtype}"
 
 
 def _dense(value: Any) -> Any:
@@ -209,92 +204,102 @@ def _dense(value: Any) -> Any:
     return value if value.layout is torch.strided else value.to_dense()
 
 
-def _unequal(ours: Any, theirs: Any) -> str | None:
-    """The difference beyond rounding, or None: type, shape, dtype, exact values, positions of NaN and infinity."""
-    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
-        same = type(ours) is type(theirs) and ours == theirs
-        return None if same else f"is {theirs!r:.40}, the original's is {ours!r:.40}"
-    if ours.shape != theirs.shape:
-        return f"has shape {tuple(theirs.shape)}, the original's is {tuple(ours.shape)}"
-    if ours.dtype != theirs.dtype:
-        return f"has dtype {theirs.dtype}, the original's is {ours.dtype}"
-    if not _inexact(ours):
-        return None  # see _judge_exact
-    ours, theirs = _float64(ours), _float64(theirs)
-    finite = ours.isfinite()
-    wrong = int((finite != theirs.isfinite()).sum())
-    if wrong == 0 and not finite.all():
-        # NaN must match NaN, and infinities must match with their sign.
-        wrong = int((ours[~finite].nan_to_num(nan=0.0) != theirs[~finite].nan_to_num(nan=0.0)).sum())
-    return f"has NaN or infinity unlike the original's in {wrong} values" if wrong else None
+class _Measured(NamedTuple):
+    """A model's output: its error, or differences of exact values from the float64 run's and from the original's."""
+
+    output: _Output
+    problem: str | None
+    error: ErrorStats
+    wrong: int = 0
+    differing: int = 0
 
 
-def _judge_exact(triples: Sequence[tuple[Any, Tensor, Tensor]]) -> tuple[str | None, str | None, int]:
-    """Compares integers or booleans. Returns (reason for a failure, note if they pass with differences, number of
-    differences).
+Run = tuple[Original, str | None, dict[str, _Measured]]  # the second is the difference in structure
 
-    triples: their values in the float64 run, the original and the optimized model, for each input. Rounding decides
-    some values (the order of nearly equal scores, the class of a tie). The optimized model may therefore have
-    ERROR_RATIO times as many differences from the float64 run as the original.
-    """
-    differing = sum(int((ours != theirs).sum()) for _, ours, theirs in triples)
+
+class _Output:
+    """An output of the original for one input, and its `truth` in the float64 run."""
+
+    def __init__(self, name: str, truth: Any, stored: Any):
+        self._name, self._stored, self.value, truth = name, stored, _dense(stored), _dense(truth)
+        alike = isinstance(truth, Tensor) and isinstance(self.value, Tensor) and truth.shape == self.value.shape
+        self.truth: Any = truth if alike else None
+        self.note: str | None = None
+        self._finite: Tensor | None = None  # mask of the original's finite values, if not all are
+        self._scale, self.is_unmeasured = 0.0, False
+        if isinstance(self.value, Tensor) and _inexact(self.value):
+            self._complete_truth()
+        self.own = self.measured(stored)
+
+    def _complete_truth(self) -> None:
+        """Sets the truth for values where the original is finite.
+
+        If it is unusable (data-dependent shape, overflow of a constant, another path through the model), the original
+        is used instead, and `note` states that.
+        """
+        truth, ours, dtype = self.truth, _float64(self.value), self.value.dtype
+        if truth is None:
+            truth, self.note = ours, "has another shape there, so the original's output replaces it"
+        truth, finite = _float64(truth), ours.isfinite()
+        if not finite.all():
+            self._finite, truth, ours = finite, truth[finite], ours[finite]
+            self.is_unmeasured = not self.value.isfinite().any()
+        far = ~truth.isfinite()
+        if far.any():
+            truth = torch.where(far, ours, truth)
+            self.note = f"has {int(far.sum())} values that are not finite there, so the original's values replace them"
+        if truth.numel():
+            # Rounding errors next to zeros are not another path, such as for a norm over a single value.
+            least = _FAR.get(dtype, 1e-2) * truth.abs().max().item() or math.sqrt(torch.finfo(dtype).eps)
+            far = (ours - truth).abs() > least
+        # If most values differ, the output consists of rounding errors, and `truth` is used.
+        if 0 < (count := int(far.sum())) <= far.numel() / 2:
+            truth = torch.where(far, ours, truth)
+            self.note = f"has {count} values that rounding does not explain, so the original's values replace them"
+        self.truth, self._scale = truth, truth.abs().max().item() if truth.numel() else 0.0
+
+    def measured(self, stored: Any) -> _Measured:
+        """Compares a model's output. Positions of NaN and infinity must match, with the sign of infinities."""
+        problem, theirs = _unlike(self._stored, stored), _dense(stored)
+        if problem or not isinstance(theirs, Tensor):
+            return _Measured(self, problem, self.stats(0.0, 0.0))
+        if not _inexact(theirs):
+            wrong = 0 if self.truth is None else int((theirs != self.truth).sum())
+            return _Measured(self, None, self.stats(0.0, 0.0), wrong, int((theirs != self.value).sum()))
+        # Outputs may be large: their values are read few times.
+        theirs = _float64(theirs)
+        error = ((theirs if self._finite is None else theirs[self._finite]) - self.truth).abs_()
+        most, mean = (error.max().item(), error.mean().item()) if error.numel() else (0.0, 0.0)
+        if self._finite is not None or not math.isfinite(most):
+            kinds = [each.nan_to_num(0.0).where(~each.isfinite(), 1.0) for each in (_float64(self.value), theirs)]
+            count = int((kinds[0] != kinds[1]).sum())
+            problem = f"has NaN or infinity unlike the original's in {count} values" if count else None
+        return _Measured(self, problem, self.stats(most, mean))
+
+    def stats(self, *absolute: float) -> ErrorStats:
+        relative = (0.0 if error == 0 else error / self._scale if self._scale > 0 else math.inf for error in absolute)
+        return ErrorStats(self._name, self._scale, *absolute, *relative)
+
+
+def _judge_exact(measured: Sequence[_Measured]) -> tuple[str | None, str | None, int]:
+    """Judges integers or booleans. Returns (reason for a failure, note on accepted differences, their number)."""
+    # Rounding decides some values (the order of nearly equal scores, the class of a tie). The optimized model may
+    # therefore have ERROR_RATIO times as many differences from the float64 run as the original.
+    differing = sum(each.differing for each in measured)
     if differing == 0:
         return None, None, 0
-    total = sum(ours.numel() for _, ours, _ in triples)
+    total = sum(each.output.value.numel() for each in measured)
     text = f"differs from the original's in {differing} of {total} exact values"
-    if not all(isinstance(truth, Tensor) and truth.shape == ours.shape for truth, ours, _ in triples):
+    if not all(each.output.truth is not None for each in measured):
         return text, None, 0
-    own = sum(int((ours != truth).sum()) for truth, ours, _ in triples)
-    new = sum(int((theirs != truth).sum()) for truth, _, theirs in triples)
+    own, new = sum(each.output.own.wrong for each in measured), sum(each.wrong for each in measured)
     text += f", from the float64 run's in {new} where the original differs in {own}"
     return (None, text, differing) if new <= ERROR_RATIO * own else (text, None, 0)
 
 
 def _worst(stats: Sequence[ErrorStats]) -> ErrorStats:
     """The maximum of each error over several inputs."""
-    names = [field.name for field in dataclasses.fields(ErrorStats)]
-    return ErrorStats(*(max(getattr(one, name) for one in stats) for name in names))
-
-
-def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[ErrorStats, ErrorStats, str | None]:
-    """Computes errors of the original's and of the optimized output, over values where the original is finite.
-
-    If `truth` is unusable (data-dependent shape, overflow of a constant, another path through the model), the original
-    is used instead, and the third result is a note on that.
-    """
-    note = None
-    if not isinstance(truth, Tensor) or truth.shape != ours.shape:
-        truth, note = ours, "has another shape there, so the original's output replaces it"
-    dtype = ours.dtype
-    truth, ours, theirs = _float64(truth), _float64(ours), _float64(theirs)
-    finite = ours.isfinite()
-    if not finite.all():
-        truth, ours, theirs = truth[finite], ours[finite], theirs[finite]
-    unknown = ~truth.isfinite()
-    if unknown.any():
-        truth = torch.where(unknown, ours, truth)
-        note = f"has {int(unknown.sum())} values that are not finite there, so the original's values replace them"
-    far = unknown
-    if truth.numel():
-        # Rounding errors next to zeros are not another path, such as for a norm over a single value.
-        least = _FAR.get(dtype, 1e-2) * truth.abs().max().item() or math.sqrt(torch.finfo(dtype).eps)
-        far = (ours - truth).abs() > least
-    # If most values differ, the output consists of rounding errors, and `truth` is used.
-    if 0 < far.sum() <= far.numel() / 2:
-        truth = torch.where(far, ours, truth)
-        note = f"has {int(far.sum())} values that rounding does not explain, so the original's values replace them"
-    return _error_stats(name, truth, ours), _error_stats(name, truth, theirs), note
-
-
-def _error_stats(name: str, truth: Tensor, value: Tensor) -> ErrorStats:
-    """The `ErrorStats` of an output; `truth` and `value` are finite float64 tensors of one shape."""
-    if truth.numel() == 0:
-        return ErrorStats(name, 0.0, 0.0, 0.0, 0.0, 0.0)
-    scale = truth.abs().max().item()
-    error = (value - truth).abs_()
-    absolute = (error.max().item(), error.mean().item())
-    relative = (0.0 if err == 0 else err / scale if scale > 0 else math.inf for err in absolute)
-    return ErrorStats(name, scale, *absolute, *relative)
+    return ErrorStats(*map(max, zip(*map(dataclasses.astuple, stats))))
 
 
 def check_threshold(accuracy_threshold: float) -> None:

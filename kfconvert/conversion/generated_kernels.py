@@ -130,8 +130,8 @@ def _faster(
         call = form.call(program, program.plans(leaves), leaves)
         if call is None or not _is_like(call(leaves), expected):
             continue
-        accuracy[name] = None if judge is None else _judged(judge, captured, variant, kind, call)
-        if not _passes(accuracy[name]):
+        judged = accuracy[name] = None if judge is None else _judged(judge, captured, variant, kind, call)
+        if judged is not None and judged.passed is False:
             _LOG.info("generated kernels (%s) are not accurate enough", name)
             continue
         forms[name], calls[name] = form, partial(call, leaves)
@@ -175,10 +175,6 @@ def _kind(output: Any) -> Any:
     sizes = [(stride, size) for stride, size in zip(output.stride(), output.shape) if size > 1]
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
     return output.shape, order, output.dtype, output.device
-
-
-def _passes(accuracy: ValidationResult | None) -> bool:
-    return accuracy is None or accuracy.passed is not False
 
 
 def _judged(judge: Judge, captured: Capture, variant: Variant, kind: Any, generated: Any) -> ValidationResult:

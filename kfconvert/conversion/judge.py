@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
+from math import isfinite
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..accuracy import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
+from ..accuracy import Original, ValidationResult, compare_all, model_outputs, reference_outputs
 from ..inputs import ExampleCall, bounded_lookups
 from ..matching import Site
 from ..runtime import originals
@@ -31,9 +33,6 @@ FURTHER = 8
 # With several inputs, the threshold is multiplied by this factor, so that later inputs pass as well.
 SHARE_OF_SEVERAL = 0.7
 
-# A call, its float64 outputs, and the original's outputs.
-JudgedCall = tuple[ExampleCall, Reference, Any]
-
 
 class Judge:
     """Compares a converted model with its original against float64; ``outputs`` are the original's for ``call``.
@@ -44,33 +43,39 @@ class Judge:
 
     def __init__(self, model: nn.Module, call: ExampleCall, outputs: Any, accuracy_threshold: float):
         self._model, self._accuracy_threshold = model, accuracy_threshold
-        self._samples = [(call, self._reference(call), outputs)]
+        self._samples = [self._sample(call, outputs)]
         self._variations = list(_CHANGES)
         self._further = [_turned(amount) for amount in range(3, 3 + FURTHER)]
 
-    def __call__(self, run: Callable[[ExampleCall], Any]) -> ValidationResult:
-        """``run`` returns the outputs of the converted model for a call of the same form."""
+    def __call__(self, run: Callable[[ExampleCall], Any], briefly: bool = False) -> ValidationResult:
+        """``run`` returns the converted model's outputs for a call; ``briefly``: a failure's errors do not matter."""
         runs = []
-        for call, reference, original in self._every_sample():
-            runs.append((reference, original, run(call)))
+        for call, original in chain(list(self._samples), self._made(self._variations)):
+            runs.append(original.run(run(call)))
             share, is_clear = (1, self._is_clear) if len(runs) == 1 else (SHARE_OF_SEVERAL, self._is_clear_by_mean)
             result = compare_all(runs, share * self._accuracy_threshold)
-            if result.passed and is_clear(result):
+            if is_clear(result) if result.passed else briefly and self._fails_anyway(runs, result):
                 break
-        by_chance = self._values() * len(runs) < MANY_VALUES or self._is_clear_by_mean(result)
-        if not result.passed and by_chance:
-            runs += [(reference, original, run(call)) for call, reference, original in self._made(self._further)]
-            result = compare_all(runs, SHARE_OF_SEVERAL * self._accuracy_threshold)
+        else:
+            by_chance = self._values() * len(runs) < MANY_VALUES or self._is_clear_by_mean(result)
+            if not result.passed and by_chance:
+                runs += [original.run(run(call)) for call, original in self._made(self._further)]
+                result = compare_all(runs, SHARE_OF_SEVERAL * self._accuracy_threshold)
         return replace(result, accuracy_threshold=self._accuracy_threshold)
 
-    def _every_sample(self) -> Iterator[JudgedCall]:
-        """Yields the call and its variations, each created on first use."""
-        yield from list(self._samples)
-        yield from self._made(self._variations)
+    def _fails_anyway(self, runs: list[Any], result: ValidationResult) -> bool:
+        """Whether a model with this ``result`` for the first samples fails even if all others are without error."""
+        if self._variations or not all(isfinite(new.max_rel) for _, new in result.outputs):
+            return False  # the original's errors are unknown, or infinite
+        best = [*runs, *(original.exact() for _, original in self._samples[len(runs) :])]
+        result = compare_all(best, SHARE_OF_SEVERAL * self._accuracy_threshold)
+        own, is_small = result.original_error, self._values() * len(best) < MANY_VALUES
+        by_chance = is_small or any(own and new.mean_rel <= CLEAR_MEAN * own.mean_rel for _, new in result.outputs)
+        return not result.passed and not (self._further and by_chance)
 
-    def _made(self, changes: list[Callable[[Tensor], Tensor]]) -> Iterator[JudgedCall]:
+    def _made(self, changes: list[Callable[[Tensor], Tensor]]) -> Iterator[tuple[ExampleCall, Original]]:
         """Yields samples of the call with each of the ``changes``, which are consumed."""
-        example, _, _ = self._samples[0]
+        example, _ = self._samples[0]
         while changes:
             call = example.map_tensors(changes.pop())
             try:
@@ -82,31 +87,26 @@ class Judge:
 
     def _is_clear(self, result: ValidationResult) -> bool:
         error = result.optimized_error
-        if error is None or error.max_rel <= CLEAR_SHARE * self._accuracy_threshold:
-            return True
-        if result.ratio is not None and result.ratio <= CLEAR_RATIO:
-            return True
-        return self._is_clear_by_mean(result)
+        is_small = error is None or error.max_rel <= CLEAR_SHARE * self._accuracy_threshold
+        is_close = result.ratio is not None and result.ratio <= CLEAR_RATIO
+        return is_small or is_close or self._is_clear_by_mean(result)
 
     def _is_clear_by_mean(self, result: ValidationResult) -> bool:
         own, error = result.original_error, result.optimized_error
-        if own is None or error is None:
-            return False
-        return self._values() >= MANY_VALUES and error.mean_rel <= CLEAR_MEAN * own.mean_rel
+        is_close = own is not None and error is not None and error.mean_rel <= CLEAR_MEAN * own.mean_rel
+        return is_close and self._values() >= MANY_VALUES
 
     def _values(self) -> int:
         """Returns the number of values of the smallest inexact output."""
-        _, _, outputs = self._samples[0]
-        inexact = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        leaves = tree_leaves(self._samples[0][1].outputs)
+        inexact = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return min((leaf.numel() for leaf in inexact), default=0)
 
-    def _sample(self, call: ExampleCall) -> JudgedCall:
+    def _sample(self, call: ExampleCall, outputs: Any = None) -> tuple[ExampleCall, Original]:
+        arguments = self._model, call.args, call.kwargs, call.method
         with originals():  # parts may be installed while several are compared
-            outputs = model_outputs(self._model, call.args, call.kwargs, call.method)
-            return call, self._reference(call), outputs
-
-    def _reference(self, call: ExampleCall) -> Reference:
-        return reference_outputs(self._model, call.args, call.kwargs, call.method)
+            outputs = model_outputs(*arguments) if outputs is None else outputs
+            return call, Original(reference_outputs(*arguments), outputs)
 
 
 def _turned(amount: int) -> Callable[[Tensor], Tensor]:
@@ -119,14 +119,14 @@ _CHANGES = (lambda tensor: tensor.flip(-1) if tensor.dim() else tensor, _turned(
 def drop_inaccurate(
     items: list[list[Site]],
     accuracy: ValidationResult,
-    judge: Callable[[Sequence[list[Site]]], ValidationResult],
+    judge: Callable[..., ValidationResult],
     drop: Callable[[list[Site], str], None],
 ) -> ValidationResult:
     """Drop ``items`` until the others pass; each item is dropped or kept as a whole.
 
     Args:
         accuracy: the result with all items applied.
-        judge: compares the model with only these items applied.
+        judge: compares the model with only these items applied, optionally ``briefly``.
         drop: rejects the sites of an item, with the given reason.
     """
     items = list(items)
@@ -150,13 +150,13 @@ def drop_inaccurate(
     return accuracy
 
 
-def _passing(items: list[list[Site]], judge: Callable[[Sequence[list[Site]]], ValidationResult]) -> int:
+def _passing(items: list[list[Site]], judge: Callable[..., ValidationResult]) -> int:
     """Returns, by bisection, a number of first ``items`` that pass while one more fails; all items together must
     fail."""
     good, bad = 0, len(items)
     while bad - good > 1:
         middle = (good + bad) // 2
-        if judge(items[:middle]).passed:
+        if judge(items[:middle], True).passed:
             good = middle
         else:
             bad = middle

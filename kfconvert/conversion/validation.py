@@ -71,7 +71,7 @@ class _Validation:
     def judge_whole(self, judge: Judge, captured: Capture) -> None:
         """Validate the program of the model's first call form."""
 
-        def judged(items: Sequence[list[Site]]) -> ValidationResult:
+        def judged(items: Sequence[list[Site]], briefly: bool = False) -> ValidationResult:
             variant = captured.variant([site for item in items for site in item])
 
             def run(call: ExampleCall) -> Any:
@@ -80,7 +80,7 @@ class _Validation:
                     leaves: Any = captured.region.call.leaves(given.args, given.kwargs)
                     return variant.run(leaves, passed=captured.region.call.passed(given.args, given.kwargs))
 
-            return judge(run)
+            return judge(run, briefly)
 
         self._conclude("the captured graph itself", lambda: [[site] for site in captured.applied], judged)
 
@@ -105,16 +105,15 @@ class _Validation:
                             by_kind.setdefault((id(part), index), []).append(site)
             return list(by_kind.values())
 
-        def judged(items: Sequence[list[Site]]) -> ValidationResult:
+        def judged(items: Sequence[list[Site]], briefly: bool = False) -> ValidationResult:
             wanted = {id(site) for item in items for site in item}
-            chosen = {id(c): [site for site in c.applied if id(site) in wanted] for c in captures}
             variants: dict[str, list[Variant]] = {}
             for c in captures:
-                if chosen[id(c)]:
-                    variants.setdefault(c.path, []).append(c.variant(chosen[id(c)]))
+                if chosen := [site for site in c.applied if id(site) in wanted]:
+                    variants.setdefault(c.path, []).append(c.variant(chosen))
             install(self._model, variants).notices.silent = True  # misses in a conversion are irrelevant
             try:
-                return judge(lambda call: model_outputs(self._model, call.args, call.kwargs, call.method))
+                return judge(lambda call: model_outputs(self._model, call.args, call.kwargs, call.method), briefly)
             finally:
                 uninstall(self._model)
                 # Frees packed weights of the parts before the program of the whole model packs its weights.
@@ -127,7 +126,7 @@ class _Validation:
         self,
         captured: str,
         applied: Callable[[], list[list[Site]]],
-        judged: Callable[[Sequence[list[Site]]], ValidationResult],
+        judged: Callable[..., ValidationResult],
     ) -> None:
         """Set the ``judged`` result of the ``applied`` sites, after dropping sites with inaccurate outputs."""
         accuracy = judged(applied())

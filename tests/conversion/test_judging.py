@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from kfconvert.accuracy import Original
 from kfconvert.conversion.judge import MOST_BLAMED, Judge, drop_inaccurate
 from kfconvert.inputs.example import ExampleCall
 
@@ -26,7 +27,7 @@ def dropped(items, error) -> tuple[list[str], bool]:
     """What is dropped of the items where the model has ``error``, a function of names, relative to what is allowed; it
     is none or as large as possible where that says True or False."""
 
-    def judge(some):
+    def judge(some, briefly=False):
         found = error(names(some))
         ratio = None if isinstance(found, bool) else found
         return SimpleNamespace(passed=found <= 1 if ratio is not None else not found, reason="too far off", ratio=ratio)
@@ -45,6 +46,7 @@ def test_the_culprits_are_dropped_and_no_others():
     assert dropped(items, lambda some: bool({"7", "31"} & set(some))) == (["7", "31"], True)
     assert dropped(items, lambda some: 0.5 + 3 * len({"7", "31"} & set(some))) == (["7", "31"], True)
     assert dropped(items, lambda some: False) == ([], True)
+    assert dropped(items[:2], lambda some: True) == (["0", "1"], False)  # the cause is none of them
 
 
 def test_of_many_that_fail_together_the_least_accurate_are_dropped():
@@ -56,11 +58,6 @@ def test_of_many_that_fail_together_the_least_accurate_are_dropped():
         first, rest = gone[:most], gone[most:]
         kept = ratios.keys() - set(gone)
         assert len(first) == most and min(ratios[name] for name in rest) >= max(ratios[name] for name in kept)
-
-
-def test_what_fails_without_any_site_is_reported():
-    gone, passed = dropped([item("a"), item("b")], lambda some: True)
-    assert not passed and sorted(gone) == ["a", "b"]
 
 
 class Scaled(nn.Module):
@@ -78,15 +75,13 @@ def judged(original: list[float], converted: list[float], threshold: float = 1e-
     call = ExampleCall((torch.arange(1.0, 9.0),))
     judge = Judge(Scaled().eval(), call, call.args[0], threshold)
     judge._variations = judge._variations[-len(original) + 1 :] if len(original) > 1 else []
-    sample = judge._sample
-    own = iter(original)
+    sample, own, calls = judge._sample, iter(original), []
 
     def off(call):
-        given, reference, outputs = sample(call)
-        return given, reference, outputs * (1 + next(own))
+        given, made = sample(call)
+        return given, Original(made.reference, made.outputs * (1 + next(own)))
 
     judge._samples, judge._sample = [off(call)], off
-    calls = []
 
     def run(call):
         calls.append(call)
@@ -95,12 +90,9 @@ def judged(original: list[float], converted: list[float], threshold: float = 1e-
     return judge(run), len(calls)
 
 
-def test_one_call_is_enough_where_it_is_clear():
-    result, calls = judged([1e-5], [1e-5])
-    assert result.passed and calls == 1
-
-
 def test_chance_does_not_hide_a_loss_of_accuracy():
+    result, calls = judged([1e-5], [1e-5])
+    assert result.passed and calls == 1  # one call is enough where it is clear
     result, calls = judged([1e-5, 1e-5, 1e-5, 1e-5], [1.4e-5, 2e-5, 1e-5, 1e-5])
     assert not result.passed and calls == 4
 
@@ -166,6 +158,14 @@ def test_many_values_that_fail_by_the_largest_alone_are_asked_for_further_inputs
         errors[-1] = last
         assert off_by(errors, 1000, (1e-5,) * 4 + (2e-5,)) == (passes, 12)
     assert off_by(torch.linspace(0, 1.8e-5, 1000), 1000) == (False, 4)
+
+
+def test_a_brief_judgment_ends_at_a_certain_failure():
+    model, x, calls = nn.Softplus(), torch.linspace(1, 2, 1000), []
+    judge = Judge(model, ExampleCall((x,)), model(x), 1e-9)
+    for briefly, expected in ((True, 4), (True, 5), (False, 9)):  # the first makes the variations
+        result = judge(lambda call: calls.append(call) or model(call.args[0]) * 1.01, briefly)
+        assert not result.passed and len(calls) == expected
 
 
 def test_variations_that_the_model_does_not_take_are_left_out():
