@@ -23,11 +23,8 @@ from .conversion import (
 )
 from .report import Explanation, module_classes
 from .runtime import OnMiss
-from .training import register
 
 __all__ = ["ConversionConfig", "ConversionError", "ModelConverter", "auto_convert_model"]
-
-register()
 
 
 class ModelConverter:

@@ -95,7 +95,9 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
         ledger.guarded[""].training = CompiledForward()
     elif result.config.training:
         text = 'no program serves the model as a whole; train torch.compile(model, backend="kfconvert") instead'
-        warnings.warn(f"kfconvert: training=True has no effect, because {text}", stacklevel=level_outside())
+        warnings.warn(
+            f"kfconvert: training=True has no effect for {stats['model']}: {text}", stacklevel=level_outside()
+        )
     for captured in result.captures.every():
         store_graph(captured.region)
         captured.region.release_graph()

@@ -2,3 +2,5 @@
 
 from .backend import register
 from .compiled_forward import CompiledForward
+
+register()

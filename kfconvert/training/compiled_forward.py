@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import fx
 from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
 
 from .backend import compile_graph
@@ -17,29 +18,42 @@ class CompiledForward:
 
     def __init__(self) -> None:
         # Dynamo limits the compilations of each code object, which models must not share.
-        self._compiled = torch.compile(FunctionType(_forward.__code__.replace(), globals()), backend=compile_graph)
+        self._compiled = torch.compile(FunctionType(_forward.__code__.replace(), globals()), backend=self._graph)
         self._failure: str | None = None
 
-    def __call__(self, model: Any, own_forward: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, str | None]:
-        """Returns (outputs, None), or None and the reason why the original must run uncompiled. ``own_forward`` is the
-        original forward of ``model``; None for the one of its class."""
+    def __call__(self, model: Any, own_forward: Any, args: Any, kwargs: Any) -> tuple[bool, Any, str | None]:
+        """Returns whether the forward has run, its outputs, and the reason if a part was not compiled. Otherwise the
+        caller runs the original. ``own_forward`` is the original forward of ``model``; None for the one of its
+        class."""
         if self._failure is not None:
-            return None, self._failure
+            return False, None, self._failure
         # A method of transformers that would be a graph break. By default, Dynamo does not detect hooks added later.
         once = getattr(logging.Logger, "warning_once", None)
         options = {"ignore_logger_methods": {once} if once else set(), "skip_nnmodule_hook_guards": False}
         try:
             with torch._dynamo.config.patch(options):
-                return self._compiled(model, own_forward, args, kwargs), None
+                return True, self._compiled(model, own_forward, args, kwargs), self._failure
         except TorchDynamoException as error:
-            cause = getattr(error, "inner_exception", error)
-            reason = f"torch.compile failed: {type(cause).__name__}: {str(cause).strip()}".partition("\n")[0][:300]
+            reason = _reason(getattr(error, "inner_exception", error))
             if not isinstance(error, TorchRuntimeError):  # which concerns these arguments only
                 self._failure = reason
-            return None, reason
+            return False, None, reason
+
+    def _graph(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
+        """Compiles a graph. If that fails, this call runs it uncompiled: code before a graph break has already run, and
+        must not run again in the original forward. Later calls run the original."""
+        try:
+            return compile_graph(module, inputs)
+        except Exception as error:  # the compiler may raise anything
+            self._failure = _reason(error)
+            return module.forward
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledForward, ()
+
+
+def _reason(error: BaseException) -> str:
+    return f"torch.compile failed: {type(error).__name__}: {str(error).strip()}".partition("\n")[0][:300]
 
 
 def _forward(model, own_forward, args, kwargs):
@@ -47,6 +61,8 @@ def _forward(model, own_forward, args, kwargs):
     if not hasattr(getattr(model, "config", None), "get_text_config") or not isinstance(outputs, dict):
         return outputs
     # A language model of transformers that returns a loss: without the logits as an output, nothing computes them.
+    if "LM" not in type(model).__name__ and "ConditionalGeneration" not in type(model).__name__:
+        return outputs
     logits, classes = outputs.get("logits"), getattr(model.config.get_text_config(), "vocab_size", None)
     if outputs.get("loss") is None or logits is None or logits.shape[-1] != classes:
         return outputs

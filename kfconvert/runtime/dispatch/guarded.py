@@ -94,7 +94,7 @@ class GuardedForward:
         # In kfconvert.export: replaces the original forward for torch.export.
         self.exported: Callable[[tuple, dict[str, Any]], Any] | None = None
         # With training=True: runs calls in train mode, see ``training.CompiledForward``.
-        self.training: Callable[..., tuple[Any, str | None]] | None = None
+        self.training: Callable[..., tuple[bool, Any, str | None]] | None = None
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
@@ -119,9 +119,12 @@ class GuardedForward:
         spelling = (len(args), *kwargs)
         reason = self._mode_refusal()
         if reason is IN_TRAINING and self.training is not None and torch.is_grad_enabled() and onlooker() is None:
-            outputs, reason = self.training(self.model, self.own_forward, args, kwargs)
-            if reason is None:
-                self.hits += 1
+            has_run, outputs, reason = self.training(self.model, self.own_forward, args, kwargs)
+            if has_run:
+                if reason is None:
+                    self.hits += 1
+                else:
+                    self._count_miss(reason, stacklevel=5)
                 return outputs
         # The device computes while the host checks the rest.
         ahead = None if reason else self._launch_ahead(spelling, args, kwargs)
@@ -230,10 +233,13 @@ class GuardedForward:
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Count and report a miss, and return the outputs of the original forward."""
+        self._count_miss(reason, stacklevel=6)
+        return self.original(*args, **kwargs)
+
+    def _count_miss(self, reason: str, stacklevel: int) -> None:
         counted = reason if reason in self.misses or len(self.misses) < MAX_REASONS else OTHER_REASONS
         self.misses[counted] += 1
-        self.notices.missed(self.path, reason, self.misses[counted] == 1, reason in _EXPECTED, stacklevel=5)
-        return self.original(*args, **kwargs)
+        self.notices.missed(self.path, reason, self.misses[counted] == 1, reason in _EXPECTED, stacklevel)
 
     def _no_program(self, args: tuple, kwargs: dict[str, Any]) -> str:
         """The reason why no variant takes these arguments."""
