@@ -24,8 +24,7 @@ from .workloads import Load, Loads
 _LOG = logging.getLogger(__name__)
 # Generated kernels must make a recorded call faster by this factor.
 LEAST_GAIN = 1.02
-# The program without them, by name of timing.
-_PROGRAM = "program"
+_PROGRAM = "program"  # by name of timing: without them
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,6 @@ def _generated(program: Program, captured: Capture, leaves: list[Any], kernels: 
     plain = captured.plain_program() if kernels == "all" and program.fused else None
     try:
         with torch.no_grad(), quiet_thread():
-            (plain or program).run(leaves)
             return Generated(program, leaves, plain)
     except Ungenerated as error:
         _LOG.info("no generated kernels (%s): %s", kernels, error)

@@ -31,7 +31,6 @@ class Generated:
     have the same code.
 
     Args:
-        program: has run with ``leaves``.
         plain: the same region without fused modules, to compile instead; None for ``program`` itself.
 
     Raises:
@@ -42,8 +41,8 @@ class Generated:
         self._plain = plain
         source = plain or program
         plans = source.plans(leaves)
+        self._split = source.split(source.computed(plans, leaves))
         try:
-            self._split = source.split(source.computed(plans, leaves))
             code, held = self._traced(source, plans, leaves)
             tensors = [*_weights(source, leaves), *filter(_is_on_device, leaves), *held]
             self._compiled = _Compiled(_compile(code, tensors))

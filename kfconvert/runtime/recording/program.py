@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,8 +88,6 @@ class Program:
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._way: Watch | None = None
         self._kinds = [self._kind(tensor) for tensor in self._tensors()]
-        #: Equal for programs of the same code that read tensors of the same kinds.
-        self.digest = hashlib.sha256(f"{module.code} {self._kinds}".encode()).hexdigest()
         self._derived = Derived()
         self._are_contents_recorded = False
         self._latest: weakref.ref[Plans] | None = None
@@ -98,6 +96,12 @@ class Program:
         # Of a frozen program: its plans by layout, and the tensors of its code.
         self._kept: Any = None
         self._kept_weights: list[Tensor] = []
+
+    @property
+    def digest(self) -> str:
+        """Equal for programs of the same code that read tensors of the same kinds."""
+        code = self.code.__code__
+        return sha256(f"{code.co_code!r} {code.co_names} {code.co_consts} {self._kinds}".encode()).hexdigest()
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Run the program. Raises UnfitTensors before any computation where a tensor has changed in kind."""
