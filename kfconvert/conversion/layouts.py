@@ -12,6 +12,7 @@ from ..capture import Capture, Part
 from ..matching import Site
 from ..runtime import CALLS_BEFORE, Program, install, originals, uninstall
 from .captures import Captures
+from .samples import has_layout
 from .selector import Decision, Selector
 from .stages import Stages
 from .workloads import Loads
@@ -87,7 +88,7 @@ class Layouts:
             uninstall(captured.module)
 
     def _select_layout(self, captured: Capture) -> None:
-        modules: list[Any] = [site.replacement.module for site in captured.sites if _has_layout(site)]
+        modules: list[Any] = [site.replacement.module for site in captured.sites if has_layout(site)]
         laid_out = [module.channels_last for module in modules if id(module) in self._decided]
         forms = self._captures.forms
         if laid_out or (forms and captured is not forms[0]):
@@ -113,7 +114,7 @@ class Layouts:
             for site, model in zip(captured.sites, first.sites):
                 known = self._decided.setdefault(id(site.replacement.module), model)
                 Decision.of(known).apply_to(site)
-                if _has_layout(site) and known is model:
+                if has_layout(site) and known is model:
                     site.replacement.module.channels_last = model.replacement.module.channels_last
 
     def _laid_out_program(self, captured: Capture, channels_last: bool) -> Program:
@@ -154,7 +155,3 @@ def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Cal
             return converted()
 
     return original, converted
-
-
-def _has_layout(site: Site) -> bool:
-    return hasattr(site.replacement.module, "channels_last")

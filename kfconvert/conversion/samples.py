@@ -27,6 +27,8 @@ class Sample:
     subgraph: Callable[..., Any]
     exact_subgraph: Callable[..., Any]
     arguments: tuple[Any, ...]  # tensors, and sizes as integers
+    # The strides of the inputs in a program with channels-last images.
+    strides: tuple[tuple[int, ...], ...]
     # A description of the kind of site that is equal in all processes: everything that affects times, except for the
     # environment.
     description: str
@@ -45,13 +47,12 @@ class Sample:
 
     @property
     def has_layouts(self) -> bool:
-        """Whether it has images, whose memory format may vary."""
-        images = any(x.dim() in CHANNELS_LAST for x in self.inputs)
-        return images or hasattr(self.site.replacement.module, "channels_last")
+        """Whether the memory format of images matters to it."""
+        return has_layout(self.site) or any(x.stride() != strides for x, strides in zip(self.inputs, self.strides))
 
     def laid_out(self, channels_last: bool) -> tuple[Tensor, ...]:
         """Returns the inputs, with images in the memory format of a program with that layout."""
-        return tuple(map(_in_channels_last, self.inputs)) if channels_last else self.inputs
+        return tuple(map(_with_strides, self.inputs, self.strides)) if channels_last else self.inputs
 
     def original(self) -> Any:
         return self.subgraph(*self.arguments)
@@ -65,11 +66,33 @@ class Sample:
         return self.exact_subgraph(*map(_neighbour, self.arguments))
 
 
-class _Recorder(fx.Interpreter):
-    """Runs a region's graph and records the inputs of one site of each kind."""
+class _Layouts(fx.Interpreter):
+    """Runs a region's graph with channels-last images, and records the strides of the inputs of each site."""
 
     def __init__(self, region: Region, sites: list[Site]):
         super().__init__(region.root, graph=region.graph)
+        self._strides: dict[fx.Node, tuple[int, ...]] = {}
+        self._read = {node for site in sites for node in site.replacement.inputs}
+        self._images = {node for site in sites if has_layout(site) for node in site.replacement.outputs}
+
+    def run_node(self, node: fx.Node) -> Any:
+        result = super().run_node(node)
+        if node in self._images and result.dim() in CHANNELS_LAST:
+            result = result.contiguous(memory_format=CHANNELS_LAST[result.dim()])
+        if node in self._read:
+            self._strides[node] = result.stride()
+        return result
+
+    def of(self, site: Site) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._strides[node] for node in site.replacement.inputs)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a region's graph and records the inputs of one site of each kind."""
+
+    def __init__(self, region: Region, sites: list[Site], layouts: _Layouts | None):
+        super().__init__(region.root, graph=region.graph)
+        self.layouts = layouts
         self.kinds: dict[int, Any] = {}
         self.samples: dict[Any, Sample] = {}
         # A value is kept from its computation until the last site that reads it is recorded.
@@ -97,28 +120,41 @@ class _Recorder(fx.Interpreter):
     def _record(self, site: Site, outer: list[fx.Node]) -> None:
         inputs = tuple(self._held[node] for node in site.replacement.inputs)
         layouts = tuple((tuple(x.shape), x.stride(), x.dtype) for x in inputs)
+        strides = tuple(x.stride() for x in inputs) if self.layouts is None else self.layouts.of(site)
         tensors = tuple(name for _, name, _ in site.replacement.bindings)
-        kind = (site.match.pattern.name, site.kind, tensors, len(site.replacement.outputs), layouts)
+        kind = (site.match.pattern.name, site.kind, tensors, len(site.replacement.outputs), layouts, strides)
         self.kinds[id(site)] = kind
         if kind in self.samples:
             return
         arguments = tuple(self._held[node] for node in outer)
         subgraph, exact = _subgraph(site, outer), _subgraph(site, outer, _in_float64)
-        self.samples[kind] = Sample(site, inputs, subgraph, exact, arguments, _described(site, outer, arguments))
+        description = _described(site, outer, arguments)
+        self.samples[kind] = Sample(site, inputs, subgraph, exact, arguments, strides, description)
 
 
 def sample_inputs(
     region: Region, sites: list[Site], live: LiveTensors, leaves: list[Any]
 ) -> tuple[dict[int, Any], dict[Any, Sample]]:
     """Returns the kind of each site, by its id, and a sample of each kind."""
-    recorder = _Recorder(region, sites)
+    layouts = _Layouts(region, sites) if any(map(has_layout, sites)) else None
+    recorder = _Recorder(region, sites, layouts)
     with torch.no_grad():
+        if layouts is not None:
+            try:
+                layouts.run(*live.arguments(leaves))
+            except RuntimeError:  # an operator accepts contiguous images only, so no program has others
+                recorder.layouts = None
         recorder.run(*live.arguments(leaves))
     return recorder.kinds, recorder.samples
 
 
-def _in_channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if x.dim() in CHANNELS_LAST else x
+def has_layout(site: Site) -> bool:
+    """Whether its module receives and returns images in a memory format that a program chooses."""
+    return hasattr(site.replacement.module, "channels_last")
+
+
+def _with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
 
 
 def _covered(site: Site) -> list[fx.Node]:

@@ -112,7 +112,9 @@ class Trials:
 
 def described(tried: Trials) -> str:
     """Describes the kind of site and, if it has images, their layout."""
-    layout = ("channels last; " if tried.channels_last else "contiguous; ") if tried.sample.has_layouts else ""
+    layout = ""
+    if tried.sample.has_layouts:
+        layout = f"channels last by {tried.sample.strides}; " if tried.channels_last else "contiguous; "
     return f"{'weights from memory; ' if tried.is_cold else ''}{layout}{tried.sample.description}"
 
 

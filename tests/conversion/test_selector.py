@@ -49,20 +49,25 @@ def test_the_exact_result_is_float64_where_the_model_casts():
         torch.testing.assert_close(sample.original()[0], model(x))
 
 
-def only_sample(model, x):
-    """Of the one site of a model."""
+def with_sites(model, x):
+    """The capture of a model, with a site for each match."""
     captured = capture(model, "", ExampleCall((x,)), [{}])
-    (match,) = captured.findings.matches
-    site = Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
-    _, samples = sample_inputs(captured.region, [site], captured.live, [x])
-    (sample,) = samples.values()
-    return sample
+    captured.sites = [
+        Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
+        for match in captured.findings.matches
+    ]
+    return captured
+
+
+def samples_of(model, x):
+    captured = with_sites(model, x)
+    return list(sample_inputs(captured.region, captured.sites, captured.live, [x])[1].values())
 
 
 def test_cold_calls_read_weights_of_their_own():
     """They compute the same, and no two of them find a weight where another has read it."""
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval()
-    sample = only_sample(model, torch.randn(3, 8))
+    (sample,) = samples_of(model, torch.randn(3, 8))
     with torch.no_grad():
         exact = list(sample.exact())
         tried = Trials(sample, False, exact, 1e-3, 1e-7, 1e-3, calls=3)
@@ -79,15 +84,31 @@ def test_cold_calls_read_weights_of_their_own():
         assert all(of_model.isdisjoint(each.data_ptr() for each in given) for given in read)
 
 
+class Permuted(nn.Module):
+    """A layer norm over channels between two convolutions, as in ConvNeXt and Swin."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.LayerNorm(4), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def test_only_images_become_channels_last():
+    x = torch.randn(2, 3, 7, 6)
+    samples = {each.site.match.pattern.name: each for each in samples_of(Permuted().eval(), x)}
+    (rows,), (plain,) = (samples["layernorm"].laid_out(channels_last) for channels_last in (True, False))
+    assert rows.shape == plain.shape == (2, 5, 4, 4) and rows.is_contiguous() and not plain.is_contiguous()
+    torch.testing.assert_close(rows, plain)
+    assert samples["layernorm"].has_layouts
+
+
 @pytest.mark.parametrize("layouts", [(True, False), (False, True)])
 def test_layouts_are_measured_together_and_applied_one_by_one(layouts):
     layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.ReLU()
     model, x = nn.Sequential(*layers).eval(), torch.randn(1, 3, 4, 4)
-    captured = capture(model, "", ExampleCall((x,)), [{}])
-    captured.sites = [
-        Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
-        for match in captured.findings.matches
-    ]
+    captured = with_sites(model, x)
     selector = Selector(torch.device("cpu"), 1e-5, timed=False)
     selector.measure(captured.region, captured.sites, captured.live, [Load([x])], layouts)
     for channels_last in layouts:
