@@ -70,7 +70,7 @@ def host(seq_len: int, dtype: torch.dtype) -> None:
     for name in ("resnet50", "bert-base"):
         case = build_case(name, 1, seq_len, torch.device("cuda"), dtype)
         call = case.call
-        if not case.is_cnn:  # all that a tokenizer returns
+        if not case.has_convolutions:  # all that a tokenizer returns
             ids = call.kwargs["input_ids"]
             call = ExampleCall((), {**call.kwargs, "token_type_ids": ids * 0, "attention_mask": ids * 0 + 1})
         fused = converted(case.model, call)

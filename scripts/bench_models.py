@@ -24,6 +24,7 @@ import copy
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import shlex
@@ -65,6 +66,7 @@ TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2-lm": ("GPT2LMHeadModel", "GPT2Config", {"use_cache": False}),
     "llama-1.1b": ("LlamaForCausalLM", "LlamaConfig", {"use_cache": False, **LLAMA}),
 }
+CHANNELS_LAST = "eager channels-last"
 IMAGE_SIZE = 224
 SEED = 0
 
@@ -97,7 +99,7 @@ class Case:
     name: str
     model: nn.Module
     call: ExampleCall
-    is_cnn: bool
+    has_convolutions: bool
 
 
 def main() -> int:
@@ -187,8 +189,8 @@ def row_of(name: str, batch: int, candidate: Candidate, timings: Comparison | No
 def variants(case: Case, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Callable]]:
     """The candidates of `compare_candidates`."""
     yield EAGER, lambda: (partial(case.call, case.model), None)
-    if case.is_cnn and device.type == "cuda":
-        yield "eager channels-last", lambda: (channels_last(case), None)
+    if case.has_convolutions:
+        yield CHANNELS_LAST, lambda: (channels_last(case), None)
     yield COMPILED, lambda: (compiled(case.model, case.call), None)
     if options.max_autotune:
         yield "torch.compile max-autotune", lambda: (compiled(case.model, case.call, "max-autotune"), None)
@@ -251,14 +253,14 @@ def build_case(name: str, batch: int, seq_len: int, device: torch.device, dtype:
         model_class, config_class = (getattr(transformers, part) for part in classes)
         model = model_class(config_class(**options)).eval().to(device, dtype)
         ids = torch.randint(model.config.vocab_size, (batch, seq_len))
-        return Case(name, model, ExampleCall((), {"input_ids": ids.to(device)}), is_cnn=False)
+        return Case(name, model, ExampleCall((), {"input_ids": ids.to(device)}), has_convolutions=False)
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None).to(device)
     calibrate_batch_norm(model, torch.randn(8, 3, IMAGE_SIZE, IMAGE_SIZE).to(device))
-    is_cnn = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    has_convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
     images = torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE).to(device, dtype)
-    return Case(name, model.eval().to(dtype), ExampleCall((), {"x": images}), is_cnn)
+    return Case(name, model.eval().to(dtype), ExampleCall((), {"x": images}), has_convolutions)
 
 
 def calibrate_batch_norm(model: nn.Module, images: Tensor) -> None:
@@ -335,7 +337,22 @@ def markdown(conditions: dict[str, Any], rows: list[Row]) -> str:
             ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "x: median of the ratios within each round; = marks a difference inside the noise."]
+    gains = gains_over_eager(rows)
+    if gains:
+        mean = math.exp(sum(map(math.log, gains.values())) / len(gains))
+        each = ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
+        lines += ["", f"Over the faster eager layout: {each}; geometric mean {mean:.2f}."]
     return "\n".join(lines)
+
+
+def gains_over_eager(rows: list[Row]) -> dict[str, float]:
+    """How much faster each converted model is than the original in its faster memory layout."""
+    times = {(row.model, row.batch, row.variant): row.median_ms for row in rows if row.median_ms is not None}
+    return {
+        f"{model} b{batch}": min(times.get((model, batch, each), math.inf) for each in (EAGER, CHANNELS_LAST)) / time
+        for (model, batch, variant), time in times.items()
+        if variant == CONVERTED
+    }
 
 
 def plain(row: Row) -> str:

@@ -61,8 +61,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         environment = {"KFCONVERT_CACHE": "off", "OMP_NUM_THREADS": "2"}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
-        # Otherwise TorchInductor's compile workers end after a minute without work, and start again later.
-        environment["TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL"] = "0"
+        # Each row has its share of the cores. A row waits forever for a pool of compile workers that was killed, which
+        # happens if the host runs out of memory (pytorch/pytorch#189290); one thread compiles without a pool.
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
         command = [sys.executable, __file__, "--budget", str(options.budget), "--one"]
         if options.profiles:
             command[2:2] = ["--profiles", options.profiles]
