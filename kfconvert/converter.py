@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .accuracy import copied_model
 from .artifact import extend_save_pretrained
 from .conversion import (
     ConversionConfig,
@@ -17,10 +18,13 @@ from .conversion import (
     Request,
     check_arguments,
     check_callback,
+    check_methods,
     check_names,
     convert,
+    first_line,
     takes_options,
 )
+from .pipelines import PipelineStats, calls_of, is_pipeline, recorded, served
 from .report import Explanation, module_classes
 from .runtime import OnMiss
 
@@ -67,7 +71,7 @@ class ModelConverter:
 
     def convert_model(
         self,
-        model: nn.Module,
+        model: Any,
         input_shape: Sequence[int] | None = None,
         device: torch.device | str | None = None,
         *,
@@ -78,14 +82,20 @@ class ModelConverter:
         tune_for: Sequence[Any] | None = None,
         example_calls: Mapping[str, Any] | None = None,
         profile: bool = False,
-    ) -> nn.Module:
+    ) -> Any:
         """Returns a converted copy of ``model`` in eval mode: same class, same state dict, fused forward.
 
+        A *pipeline* is an object that is not a module and runs modules, or a module with ``example_calls`` but no
+        other example. kfconvert runs its example calls, converts in place each module that they call outside of other
+        modules, and returns it. Its statistics are a ``PipelineStats``. Only a module is copied first.
+
         Args:
+            model: an ``nn.Module`` or a pipeline.
             input_shape: shape of the single input, batch first; token models receive integers. The batch size, and
                 the sequence length of token models, may vary in later calls.
             device: device of the conversion and the model; default: the model's device. "auto" is CUDA if available.
             example_inputs: instead of ``input_shape``: a tensor, a tuple of arguments or a dict of keyword arguments.
+                For a pipeline, any other value is its only argument.
             dtype: floating-point dtype for the model and its inputs. By default, the model keeps its dtype, and
                 ``example_inputs`` keep theirs, or are cast to the model's dtype if the model does not accept them.
             inplace: convert ``model`` instead of a deep copy.
@@ -106,6 +116,10 @@ class ModelConverter:
                 call is within a ``TorchFunctionMode``, whose effects would stay in the model.
         """
         check_arguments(progress, inplace, profile)
+        if is_pipeline(model, any(each is not None for each in (input_shape, example_inputs, tune_for)), example_calls):
+            if any(each is not None for each in (input_shape, device, dtype, tune_for)):
+                raise ConversionError("a pipeline takes none of input_shape, device, dtype and tune_for")
+            return self._convert_pipeline(model, example_inputs, example_calls, inplace, progress, profile)
         request = Request(
             input_shape=input_shape,
             example_inputs=example_inputs,
@@ -122,21 +136,55 @@ class ModelConverter:
         extend_save_pretrained(converted)
         return converted
 
+    def _convert_pipeline(
+        self,
+        pipeline: Any,
+        example_inputs: Any,
+        example_calls: Mapping[str, Any] | None,
+        inplace: bool,
+        progress: Progress | None,
+        profile: bool,
+    ) -> Any:
+        """Converts the modules in ``pipeline``; see ``convert_model``."""
+        if isinstance(pipeline, nn.Module) and not inplace:
+            try:
+                pipeline = copied_model(pipeline)
+            except Exception as error:  # the model's own code may raise anything
+                reason = f"the pipeline cannot be copied ({first_line(error)}); pass inplace=True"
+                raise ConversionError(reason) from error
+        calls = calls_of(pipeline, example_inputs, check_methods(pipeline, example_calls))
+        stats = PipelineStats(pipeline=type(pipeline).__name__, modules={}, served={}, not_converted={})
+        converted = {}
+        for path, (module, example) in recorded(pipeline, calls).items():
+            try:
+                self.convert_model(module, example_inputs=example, inplace=True, progress=progress, profile=profile)
+                converted[path], stats["modules"][path] = module, self.conversion_stats
+            except ConversionError as error:
+                stats["not_converted"][path] = str(error)
+        if not converted:
+            path, reason = next(iter(stats["not_converted"].items()))
+            raise ConversionError(f"no module of the {type(pipeline).__name__} was converted; {path}: {reason}")
+        stats["served"] = served(converted, calls)
+        self.conversion_stats, self._classes = stats, {}
+        return pipeline
+
     def explain(self) -> Explanation:
         """Returns the last conversion as a printable tree of the model's modules. It shows what was fused in each
         module. For other calls it shows the nearest pattern and the call that prevented it, with file and line.
 
         Raises:
-            ConversionError: no model has been converted yet.
+            ConversionError: no model has been converted yet, or the last one was a pipeline.
         """
         if not self.conversion_stats:
             raise ConversionError("there is nothing to explain yet: call convert_model first")
+        if isinstance(self.conversion_stats, PipelineStats):
+            raise ConversionError("explain needs a single module, not a pipeline")
         return Explanation(self.conversion_stats, self._classes)
 
 
 @takes_options
 def auto_convert_model(
-    model: nn.Module,
+    model: Any,
     input_shape: Sequence[int] | None = None,
     *,
     example_inputs: Any = None,
@@ -149,7 +197,7 @@ def auto_convert_model(
     filter_fn: FilterFn | None = None,
     on_miss: OnMiss | None = None,
     **options: Any,
-) -> nn.Module:
+) -> Any:
     """Calls ``ModelConverter(config, ...).convert_model(model, ...)``. See :class:`ModelConverter`."""
     converter = ModelConverter(config, filter_fn=filter_fn, on_miss=on_miss, **options)
     return converter.convert_model(

@@ -1,15 +1,18 @@
-"""Pipelines of diffusers, small and random, converted component by component: the same image, by fused calls."""
+"""Pipelines, small and random, whose modules are converted by a recorded run: the same results, by fused calls."""
 
-import inspect
+import json
 import logging
-import warnings
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from support.selection import exhaustive
+from torch import nn
 
-from kfconvert import ModelConverter
+import kfconvert
+from kfconvert import ConversionError, ModelConverter
+from kfconvert.json_values import json_ready
 
 diffusers = pytest.importorskip("diffusers")
 logging.getLogger("diffusers").setLevel(logging.ERROR)
@@ -43,7 +46,7 @@ def stable_diffusion():
     with torch.no_grad():
         embeddings = text(torch.randint(0, 64, (1, 77))).last_hidden_state
     inputs = {"prompt_embeds": embeddings, "negative_prompt_embeds": embeddings.flip(1)}
-    return pipeline, inputs, {"unet": "forward", "vae": "decode"}
+    return pipeline, inputs, {"unet", "vae.decoder"}
 
 
 def flux():
@@ -54,7 +57,7 @@ def flux():
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     pipeline = diffusers.FluxPipeline(scheduler, without_quantizer(0.1), None, None, None, None, transformer)
     inputs = {"prompt_embeds": torch.randn(1, 9, 16), "pooled_prompt_embeds": torch.randn(1, 16)}
-    return pipeline, inputs, {"transformer": "forward", "vae": "decode"}
+    return pipeline, inputs, {"transformer", "vae.decoder"}
 
 
 def wan():
@@ -69,61 +72,149 @@ def wan():
     pipeline = diffusers.WanPipeline(None, None, coder, scheduler, transformer)
     embeddings = torch.randn(1, 8, 16)
     inputs = {"prompt_embeds": embeddings, "negative_prompt_embeds": -embeddings, "num_frames": 5}
-    return pipeline, inputs, {"transformer": "forward", "vae": "decode"}
+    return pipeline, inputs, {"transformer", "vae.decoder"}
 
 
 def image_of(pipeline, inputs):
-    sizes = {"height": 16, "width": 16, "num_inference_steps": 2, "output_type": "pt"}
     generator = torch.Generator().manual_seed(0)
-    return torch.as_tensor(pipeline(**inputs, **sizes, generator=generator)[0])
-
-
-def first_calls(pipeline, methods):
-    """By component, the arguments of its first call, put down while the pipeline runs."""
-    calls = {}
-
-    def noted(name, function):
-        def call(*args, **kwargs):
-            calls.setdefault(name, inspect.signature(function).bind(*args, **kwargs).arguments)
-            return function(*args, **kwargs)
-
-        return call
-
-    for name, method in methods.items():
-        component = getattr(pipeline, name)
-        vars(component)[method] = noted(name, getattr(component, method))
-    return calls
-
-
-def converted(component, method, call):
-    """``component`` converted for the ``call`` of its ``method``, and its statistics."""
-    converter = ModelConverter(select="all", effort="fast")
-    options = {"example_inputs": call}
-    if method != "forward":
-        frames = (5,) if isinstance(component, diffusers.AutoencoderKLWan) else ()
-        options = {"example_inputs": {"sample": torch.randn(1, 3, *frames, 16, 16)}, "example_calls": {method: call}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return converter.convert_model(component, **options), converter.conversion_stats
+    return torch.as_tensor(pipeline(**inputs, generator=generator)[0])
 
 
 @pytest.mark.parametrize("make", [stable_diffusion, *exhaustive(flux), pytest.param(wan, marks=pytest.mark.heavy)])
-def test_a_pipeline_of_converted_components_makes_the_same_image(make):
-    pipeline, inputs, methods = make()
+def test_a_pipeline_of_diffusers_makes_the_same_image(make):
+    pipeline, inputs, paths = make()
     pipeline.set_progress_bar_config(disable=True)
-    calls = first_calls(pipeline, methods)
+    inputs |= {"height": 16, "width": 16, "num_inference_steps": 2, "output_type": "pt"}
     before = image_of(pipeline, inputs)
-    for name, method in methods.items():
-        component = getattr(pipeline, name)
-        del vars(component)[method]
-        fused, stats = converted(component, method, dict(calls[name]))
-        served = [call for call in stats["served"] if call["method"] == (None if method == "forward" else method)]
-        assert served[0]["hits"] and (make is wan or not served[0]["misses"])
-        pipeline.register_modules(**{name: fused})
-    torch.testing.assert_close(image_of(pipeline, inputs), before, rtol=1e-4, atol=1e-5)
-    for name in methods:
-        info = getattr(pipeline, name).kfconvert_info()
-        counts = [info["guard"], *info["parts"].values()]
-        assert sum(each["hits"] for each in counts)
+    converter = ModelConverter(select="all", effort="fast")
+    assert converter.convert_model(pipeline, example_inputs=inputs) is pipeline
+    stats = converter.conversion_stats
+    assert stats["modules"].keys() == paths and not stats["not_converted"]
+    for path, served in stats["served"].items():
+        assert stats["modules"][path]["total_replaced"] and served["hits"]
         # The autoencoder of Wan calls one convolution with caches of other lengths in each chunk of frames.
-        assert make is wan or not any(each["misses"] for each in counts), (name, counts)
+        assert make is wan or not served["misses"], (path, served)
+        assert path in str(stats)
+    torch.testing.assert_close(image_of(pipeline, inputs), before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Words "w2" to "w49" with ids of these numbers."""
+    words = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, 50)}}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def texts_are_classified(tokenizer):
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_labels=3
+    )
+    return "text-classification", transformers.BertForSequenceClassification(config), {"top_k": None}
+
+
+def text_is_generated(tokenizer):
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=64, n_embd=32, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    model.generation_config.pad_token_id = 0
+    return "text-generation", model, {"max_new_tokens": 6, "do_sample": False}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [texts_are_classified, *exhaustive(text_is_generated)])
+def test_a_pipeline_of_transformers_returns_the_same(make, tokenizer):
+    torch.manual_seed(0)
+    task, model, options = make(tokenizer)
+    pipeline = transformers.pipeline(task, model=model.eval(), tokenizer=tokenizer, device="cpu")
+    texts = "w2 w3 w4 w5 w6", "w7 w8 w9"
+    before = [pipeline(text, **options) for text in texts]
+    converter = ModelConverter(select="all", effort="fast")
+    given = {{"text-generation": "text_inputs"}.get(task, "inputs"): texts[0]}
+    assert converter.convert_model(pipeline, example_inputs=given | options) is pipeline
+    assert pipeline.model is model
+    for text, expected in zip(texts, before):
+        for one, other in zip(pipeline(text, **options), expected, strict=True):
+            assert one.pop("score", 0) == pytest.approx(other.pop("score", 0), rel=1e-4) and one == other
+    info = model.kfconvert_info()
+    assert info["guard"]["hits"] >= 2 and not info["guard"]["misses"], info["guard"]
+
+
+class Encoder(nn.Module):
+    """Runs its layers in a method other than forward, as the models of several libraries do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32))
+
+    def encode(self, text, scale=1.0):
+        return self.body(torch.tensor([[float(len(text))] * 8]) * scale)
+
+
+class Service:
+    """An object with modules in its attributes, and in a dict among these."""
+
+    def __init__(self):
+        self.encoder, self.heads = Encoder().eval(), {"score": nn.Sequential(nn.Linear(32, 4), nn.ReLU()).eval()}
+
+    def __call__(self, text):
+        return self.heads["score"](self.encoder.encode(text))
+
+
+def test_any_object_that_runs_modules_is_a_pipeline():
+    service = Service()
+    before = service("words")
+    converter = ModelConverter(select="all", effort="fast")
+    assert converter.convert_model(service, example_inputs="words") is service
+    stats = converter.conversion_stats
+    assert stats["served"] == {
+        "encoder.body": {"hits": 1, "misses": {}},
+        "heads.score": {"hits": 1, "misses": {}},
+    }
+    assert json.loads(json.dumps(json_ready(stats)))["pipeline"] == "Service"
+    assert service.encoder.body.kfconvert_info()["guard"] == {"hits": 0, "misses": {}}
+    with torch.no_grad():
+        torch.testing.assert_close(service("words"), before)
+    with pytest.raises(ConversionError, match="not a pipeline"):
+        converter.explain()
+
+
+def test_a_method_alone_may_be_the_example_of_a_module():
+    model = Encoder().eval()
+    converter = ModelConverter(select="all", effort="fast")
+    converted = converter.convert_model(model, example_calls={"encode": {"text": "words", "scale": 2.0}})
+    assert type(converted) is Encoder and converted is not model
+    with torch.no_grad():
+        torch.testing.assert_close(converted.encode("text"), model.encode("text"))
+    assert converted.body.kfconvert_info()["guard"]["hits"] == 1 and not hasattr(model.body, "kfconvert_info")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "options", "reason"),
+    [
+        (3, {"example_inputs": "words"}, "expected a torch.nn.Module or a pipeline, got int"),
+        (Service, {"example_inputs": "words"}, "expected a torch.nn.Module or a pipeline, got type"),
+        (Service(), {}, "a Service needs example_inputs"),
+        (Service(), {"example_inputs": 3}, "the example calls of the pipeline raise an error: object of type 'int'"),
+        (Service(), {"example_inputs": "words", "dtype": torch.float16}, "takes none of input_shape, device, dtype"),
+        (Service(), {"example_calls": {"run": "words"}}, "'run' is not a public method of Service"),
+        (len, {"example_inputs": "words"}, "a run of builtin_function_or_method calls no torch.nn.Module with"),
+        (lambda x: nn.Linear(4, 4)(x), {"example_inputs": torch.ones(4)}, "calls no torch.nn.Module with submodules"),
+    ],
+)
+def test_what_is_no_pipeline_is_refused_in_one_line(pipeline, options, reason):
+    with pytest.raises(ConversionError) as raised:
+        kfconvert.auto_convert_model(pipeline, **options)
+    assert reason in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_modules_that_cannot_be_converted_are_reported():
+    service = Service()
+    service.heads["score"] = nn.Sequential(torch.jit.script(nn.Linear(32, 4)))
+    converter = ModelConverter(select="all", effort="fast")
+    converter.convert_model(service, example_inputs="words")
+    stats = converter.conversion_stats
+    assert stats["served"].keys() == {"encoder.body"} and "TorchScript" in stats["not_converted"]["heads.score"]
+    assert "heads.score: not converted: " in str(stats)

@@ -10,7 +10,7 @@ FLOORS = """
 cli
 converter
 artifact
-validator zoo
+pipelines validator zoo
 conversion
 own_patterns generation
 capture

@@ -1,7 +1,15 @@
 """The steps of a conversion, its measurements and decisions, and its statistics."""
 
 from .captures import Captures, gathered, note_layouts
-from .checks import ConversionError, check_arguments, check_callback, check_thread, first_line, resolve_device
+from .checks import (
+    ConversionError,
+    check_arguments,
+    check_callback,
+    check_methods,
+    check_thread,
+    first_line,
+    resolve_device,
+)
 from .config import ConversionConfig, takes_options
 from .control import FilterFn, check_names, controlled
 from .decision_log import log_decisions

@@ -42,7 +42,7 @@ def check_callback(on_miss: Any) -> None:
 def check_model(model: Any) -> None:
     """Raises ConversionError if ``model`` cannot be converted."""
     if not isinstance(model, nn.Module):
-        raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
+        raise ConversionError(f"expected a torch.nn.Module or a pipeline, got {type(model).__name__}")
     for path, module in model.named_modules():
         name = path or "the model"
         if isinstance(module, torch.jit.ScriptModule):
@@ -63,7 +63,7 @@ def _is_compiled(module: nn.Module) -> bool:
     )
 
 
-def check_methods(model: nn.Module, example_calls: Any) -> Mapping[str, Any]:
+def check_methods(model: Any, example_calls: Any) -> Mapping[str, Any]:
     """Returns ``example_calls`` if it maps names of public methods of ``model`` to inputs, and an empty dict for None.
 
     Raises:

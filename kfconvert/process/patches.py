@@ -7,6 +7,7 @@ This is the list of what a conversion replaces in the process; other threads get
 2. The code of ``torch.compiler.is_compiling`` and ``is_exporting``: records who asks (``capture.compiler_questions``).
 3. ``GraphModule.recompile`` and the stack traces of proxies: a trace is faster without them (``capture.lean_graphs``).
 4. ``_Patcher.patch_method`` of ``torch.fx``: shields calls in other threads from a trace (``process.shield``).
+5. ``nn.Module.__call__`` and ``generate`` of transformers: a run of a pipeline records its calls (``pipelines``).
 
 In a distributed run, also the kernels of collectives (``process.collectives``) and the wrapper of calls with
 distributed parameters (``capture.local_shards``). Log handlers and warnings are filtered (``process.quiet``). Instances

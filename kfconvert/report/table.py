@@ -182,9 +182,9 @@ def is_channels_last(stats: dict[str, Any]) -> bool:
     return stats.get("layout") == "channels_last" and bool(stats.get("total_replaced"))
 
 
-def report_text(stats: dict[str, Any]) -> str:
-    """Returns the report of one model in lines of at most 80 characters."""
-    return plain_text(render("", stats), 80)
+def report_text(stats: dict[str, Any], name: str = "") -> str:
+    """Returns the report of one model in lines of at most 80 characters. ``name`` as in ``render``."""
+    return plain_text(render(name, stats), 80)
 
 
 def _headline(name: str, stats: dict[str, Any]) -> Text:

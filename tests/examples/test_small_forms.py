@@ -14,6 +14,7 @@ import levels
 import pytest
 import torch
 from levels import definition, measuring
+from support.selection import exhaustive
 
 from kfconvert import extension, zoo
 from kfconvert.conversion import timing
@@ -84,6 +85,16 @@ def test_saved_models_are_loaded_with_kfconvert_and_without(run, tmp_path):
     assert out.count("kfconvert.load: the same outputs") == 2
     assert out.count("from_pretrained: the original's outputs") == 1
     assert (tmp_path / "small-bert" / "config.json").exists()
+
+
+@pytest.mark.parametrize("options", [["classifier"], *exhaustive([])])
+def test_modules_of_pipelines_run_fused(run, options):
+    pytest.importorskip("diffusers")
+    out = run("pipelines", *options)
+    hits = re.findall(
+        r"^  (\S+): [1-9]\d* of \d+ sites fused, \{'hits': [1-9]\d*, 'misses': \{\}\}$", out, re.MULTILINE
+    )
+    assert hits == (["model"] if options == ["classifier"] else ["unet", "vae.decoder", "model"])
 
 
 def test_without_a_hub_weights_are_random_and_that_is_said(run, monkeypatch, capsys):
