@@ -59,7 +59,7 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
             exported, or the file cannot be written.
     """
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
-    if guarded is None:
+    if guarded is None or not guarded.is_converted:
         reason = "it was not converted as a whole"
         if hasattr(model, "kfconvert_info"):
             reason = "nothing is fused in the model as a whole; use torch.export.export"

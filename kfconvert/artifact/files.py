@@ -186,7 +186,7 @@ def _convert_again(
     try:
         calls, parts, statistics = list(record["calls"]), record["parts"], record["statistics"]
         if not calls and not parts:
-            leave_as_it_is(model, statistics)
+            leave_as_it_is(model, statistics, on_miss)
         elif device.type == torch.device(record["device"]).type:
             with garbage_collected(), given_back_on_error(AsGiven(model, tensors=False)):
                 replay(model, device, calls, parts, statistics, on_miss, graphs)

@@ -107,7 +107,7 @@ def _evidence(model: nn.Module, places: Iterable[Places]) -> str:
 def _is_as_converted(model: nn.Module) -> bool:
     """Whether everything that the graphs depend on is unchanged since the trace."""
     guarded = [each for each in map(guarded_forward, model.modules()) if each is not None]
-    return all(each.state.change() is None for each in guarded)
+    return all(each.state is None or each.state.change() is None for each in guarded)
 
 
 def _classes(model: nn.Module) -> dict[ClassName, type]:

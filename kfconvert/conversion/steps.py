@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..generation import install_generate
 from ..process import level_outside
 from ..region import store_graph
-from ..runtime import CudaGraphs, Ledger, Notices, OnMiss, Variant, install, merge, separate, uninstall
+from ..runtime import CudaGraphs, Ledger, OnMiss, Variant, install, install_training, merge, separate, uninstall
 from ..training import CompiledForward
 from .captures import Captures
 from .result import Result
@@ -71,10 +71,12 @@ def calls_between_checks(wanted: int | None, device: torch.device) -> int:
     return CHECK_WEIGHTS.get(device.type, 0) if wanted is None else wanted
 
 
-def leave_as_it_is(model: nn.Module, stats: dict[str, Any]) -> None:
+def leave_as_it_is(model: nn.Module, stats: dict[str, Any], on_miss: OnMiss | None = None) -> None:
     """Give ``model``, which has no programs, the other attributes of a converted model."""
-    ledger = Ledger(ConversionStats(stats), Notices(type(model).__name__), CudaGraphs(type(model).__name__))
-    model.__dict__["kfconvert_info"], model.__dict__["kfconvert_refresh"] = ledger.info, ledger.refresh
+    ledger = install(model, {})
+    ledger.stats, ledger.notices.on_miss = ConversionStats(stats), on_miss
+    if (stats.get("config") or {}).get("training"):
+        install_training(model, ledger, CompiledForward())
 
 
 def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
@@ -91,19 +93,14 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
         ledger.graphs.clear()
     stats = ledger.stats = conversion_stats(result)
     ledger.begin(stats["check_weights"])
-    if result.config.training and "" in ledger.guarded:
-        ledger.guarded[""].training = CompiledForward()
-    elif result.config.training:
-        text = 'no program serves the model as a whole; train torch.compile(model, backend="kfconvert") instead'
-        warnings.warn(
-            f"kfconvert: training=True has no effect for {stats['model']}: {text}", stacklevel=level_outside()
-        )
     for captured in result.captures.every():
         store_graph(captured.region)
         captured.region.release_graph()
     if not ledger.guarded:
         separate(model.parameters())
-        leave_as_it_is(model, stats)
+        leave_as_it_is(model, stats, on_miss)
+    elif result.config.training:
+        install_training(model, ledger, CompiledForward())
     if stats["total_replaced"] == 0:
         replayed = "; its calls are replayed from CUDA graphs" if stats["replays_unfused"] else ""
         warnings.warn(

@@ -1,9 +1,9 @@
 """The runtime of a converted model: a guard over everything that its program relies on, then the program."""
 
 from .dispatch.freezing import FrozenError, freeze
-from .dispatch.guarded import GuardedForward, guarded_forward, install, uninstall
+from .dispatch.guarded import GuardedForward, guarded_forward, install, install_training, uninstall
 from .dispatch.ledger import Ledger
-from .dispatch.notices import Notices, OnMiss
+from .dispatch.notices import OnMiss
 from .dispatch.original_forwards import originals
 from .dispatch.recompute import autograd_nodes
 from .recording.cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, kind_of_call, library_switches

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
+from torch.nn.parallel import DistributedDataParallel
 
 from .backend import compile_graph
+
+_UNCOMPILED = "TorchDynamo ran it uncompiled; TORCH_LOGS=recompiles,graph_breaks shows why"
 
 
 class CompiledForward:
@@ -20,6 +23,7 @@ class CompiledForward:
         # Dynamo limits the compilations of each code object, which models must not share.
         self._compiled = torch.compile(FunctionType(_forward.__code__.replace(), globals()), backend=self._graph)
         self._failure: str | None = None
+        self._graphs_run = 0
 
     def __call__(self, model: Any, own_forward: Any, args: Any, kwargs: Any) -> tuple[bool, Any, str | None]:
         """Returns whether the forward has run, its outputs, and the reason if a part was not compiled. Otherwise the
@@ -27,12 +31,18 @@ class CompiledForward:
         class."""
         if self._failure is not None:
             return False, None, self._failure
+        if _repeats_uncompiled():
+            return False, None, "backward repeats a forward that ran without gradients"
         # A method of transformers that would be a graph break. By default, Dynamo does not detect hooks added later.
         once = getattr(logging.Logger, "warning_once", None)
         options = {"ignore_logger_methods": {once} if once else set(), "skip_nnmodule_hook_guards": False}
+        if _has_small_buckets():
+            options["optimize_ddp"] = False
         try:
+            before = self._graphs_run
             with torch._dynamo.config.patch(options):
-                return True, self._compiled(model, own_forward, args, kwargs), self._failure
+                outputs = self._compiled(model, own_forward, args, kwargs)
+            return True, outputs, self._failure or (None if self._graphs_run > before else _UNCOMPILED)
         except TorchDynamoException as error:
             reason = _reason(getattr(error, "inner_exception", error))
             if not isinstance(error, TorchRuntimeError):  # which concerns these arguments only
@@ -43,13 +53,32 @@ class CompiledForward:
         """Compiles a graph. If that fails, this call runs it uncompiled: code before a graph break has already run, and
         must not run again in the original forward. Later calls run the original."""
         try:
-            return compile_graph(module, inputs)
+            compiled = compile_graph(module, inputs)
         except Exception as error:  # the compiler may raise anything
             self._failure = _reason(error)
             return module.forward
 
+        def run(*args: Any) -> Any:
+            self._graphs_run += 1
+            return compiled(*args)
+
+        return run
+
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledForward, ()
+
+
+def _has_small_buckets() -> bool:
+    """Whether DistributedDataParallel makes this call, with buckets for which Dynamo cannot split graphs."""
+    active = DistributedDataParallel._get_active_ddp_module()
+    return active is not None and active.bucket_bytes_cap < torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
+
+
+def _repeats_uncompiled() -> bool:
+    """Whether a checkpoint with ``use_reentrant=True`` repeats its forward, which ran without gradients and so
+    uncompiled: compiled code would draw other random numbers. Other checkpoints have hooks for saved tensors."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch._C._current_graph_task_id() != -1 and hooks is None
 
 
 def _reason(error: BaseException) -> str:

@@ -26,6 +26,10 @@ def _outputs(hidden, weight, bias, labels, ignored, mean, smoothing, wanted):
 
 def _compute(hidden, weight, bias, labels, ignored, mean, smoothing, wanted):
     classes = weight.shape[0]
+    if labels.is_cpu:  # a GPU does not synchronize, and gives NaN
+        outside = labels[(labels != ignored) & ((labels < 0) | (labels >= classes))]
+        if outside.numel():
+            raise IndexError(f"Target {int(outside[0])} is out of bounds.")
     weight, bias = _aligned(weight, bias, hidden.dtype, smoothing)
     given = hidden, weight, bias, labels, ignored, mean, smoothing, wanted
     loss, of_hidden, of_weight, of_bias, scale = _outputs(*given)

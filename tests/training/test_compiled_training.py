@@ -7,32 +7,15 @@ import pytest
 import torch
 import transformers
 from support.devices import DEVICES
-from support.small_models import guard
+from support.small_models import assert_valid, guard
 from torch import nn
 from torch._inductor import compile_fx
 from torch.nn import functional as F
 
-from kfconvert import auto_convert_model, load, save
-from kfconvert.training import linear_cross_entropy
+from kfconvert import ArtifactError, auto_convert_model, export, freeze, load, save
 from kfconvert.training.backend import compile_graph
 
 CLASSES = 37
-
-
-@pytest.fixture
-def heads(monkeypatch):
-    """The number of fused heads in each compiled graph, which AOTAutograd runs; TorchInductor would compile C++."""
-    found, operator = [], linear_cross_entropy.OPERATOR
-
-    def run_uncompiled(module, inputs):
-        found.append(sum(node.target is operator for node in module.graph.nodes))
-        return torch._dynamo.lookup_backend("aot_eager")(module, inputs)
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(compile_fx, "compile_fx", run_uncompiled)
-    monkeypatch.setattr(linear_cross_entropy, "BLOCK_BYTES", 0)
-    monkeypatch.setattr(linear_cross_entropy, "ROWS", 70)
-    return found
 
 
 def flat(x, y, **options):
@@ -108,6 +91,13 @@ def test_heads_without_logits(loss, dtype, device, heads):
 def test_frozen_tensors_and_autocast(frozen, autocast, heads):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert_as_accurate(*results(flat, frozen=frozen), torch.bfloat16 if autocast else torch.float32)
+    assert heads == [1]
+
+
+@pytest.mark.parametrize("label", [CLASSES, -1])
+def test_labels_outside_the_classes(label, heads):
+    with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
+        results(lambda x, y: flat(x, torch.full_like(y, label)))
     assert heads == [1]
 
 
@@ -196,7 +186,7 @@ def test_language_models(name, heads):
 
 def saved(model, folder):
     save(model, folder / "model")
-    return load(folder / "model", model=Broken())
+    return load(folder / "model", model=type(model))
 
 
 CHANGES = {
@@ -234,5 +224,49 @@ def test_what_cannot_be_compiled_runs_as_it_is(heads, monkeypatch):
     assert_same_gradients(original, fused)
     torch.testing.assert_close(dict(original.named_buffers()), dict(fused.named_buffers()))
     assert list(guard(fused)["misses"].values()) == [2]
-    with pytest.warns(UserWarning, match="training=True has no effect"):
-        converted(nn.Tanh)
+
+
+class Branch(Broken):
+    """Its parts have programs, the model as a whole has none."""
+
+    def forward(self, input):
+        x = self[0](input)
+        return x if x.sum().item() > 1e6 else self[2](self[1](x))
+
+
+class Scaled(nn.Module):
+    """Nothing in it can be fused."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, input):
+        return input * self.weight
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert fused nothing")
+@pytest.mark.filterwarnings("error:kfconvert. .* runs its original forward")
+@pytest.mark.parametrize(
+    ("kind", "change"), [(Branch, "saved"), (Scaled, None), *((Scaled, change) for change in CHANGES)]
+)
+def test_models_without_a_program_train_compiled(kind, change, heads, tmp_path):
+    original, fused = converted(kind)
+    if change is not None:
+        fused = CHANGES[change](fused, tmp_path)
+    for model in (original.train(), fused.train()):
+        backward(model)
+    assert_same_gradients(original, fused)
+    assert heads and guard(fused) == {"hits": 1, "misses": {}}
+    assert_valid(original.eval(), freeze(fused.eval()), X)
+    with pytest.raises(ArtifactError, match="nothing is fused in the model as a whole"):
+        export(fused, X)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert fused nothing")
+def test_calls_that_dynamo_does_not_compile_are_misses(heads):
+    _, fused = converted(Scaled)
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.warns(RuntimeWarning, match="ran it uncompiled"):
+        for dtype in (torch.float32, torch.float64):
+            backward(fused.train(), {"input": X["input"].to(dtype)})
+    assert guard(fused)["hits"] == 1 and list(guard(fused)["misses"].values()) == [1]

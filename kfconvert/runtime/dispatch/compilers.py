@@ -47,5 +47,5 @@ def _warn_in_dynamo(address: int) -> None:
 
 def _warn(guarded: Any) -> None:
     """Warn once per model that a compiler traces its original forward. Train mode runs the original anyway."""
-    if not (originals_wanted() or guarded.model.training):
+    if guarded.is_converted and not (originals_wanted() or guarded.model.training):
         guarded.notices.compiled()

@@ -45,7 +45,8 @@ def freeze(model: _Model) -> _Model:
     """
     if not isinstance(model, nn.Module) or "kfconvert_info" not in vars(model):
         raise ValueError(f"freeze takes a converted model, not {type(model).__name__}")
-    guarded: list[Any] = list(vars(model)["kfconvert_info"].__self__.guarded.values())
+    every: list[Any] = list(vars(model)["kfconvert_info"].__self__.guarded.values())
+    guarded = [forward for forward in every if forward.is_converted]
     if any(forward.frozen is not None for forward in guarded):
         return model
     for forward in guarded:

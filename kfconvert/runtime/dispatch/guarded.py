@@ -40,6 +40,7 @@ OTHER_REASONS = "other reasons"
 IN_TRAINING = "the model is in train mode"
 # The reason for a miss of a call form without a program, because it has no fusions.
 NOTHING_FUSED = "nothing is fused in calls with these arguments"
+_PICKLED = "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
 # Misses for these reasons cause no warning.
 _EXPECTED = (IN_TRAINING, NOTHING_FUSED)
 # A part is switched off once its guard has refused so many calls for their arguments, and more calls than it served.
@@ -95,6 +96,7 @@ class GuardedForward:
         self.exported: Callable[[tuple, dict[str, Any]], Any] | None = None
         # With training=True: runs calls in train mode, see ``training.CompiledForward``.
         self.training: Callable[..., tuple[bool, Any, str | None]] | None = None
+        self._was_pickled = False  # with programs, which pickles do not keep
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
@@ -102,6 +104,11 @@ class GuardedForward:
     def model(self) -> nn.Module:
         """The model or part with this forward. Raises ReferenceError where it no longer exists."""
         return self._model()
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it has programs, or had some before it was pickled; others only run calls in train mode."""
+        return self.state is not None or self._was_pickled
 
     def is_alive(self) -> bool:
         """Whether its module still exists."""
@@ -249,7 +256,7 @@ class GuardedForward:
     def other_form(self) -> str:
         """The reason why no variant serves a call, where none takes its arguments."""
         if not self.variants:
-            return "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
+            return _PICKLED if self._was_pickled else NOTHING_FUSED
         forms = " or ".join(dict.fromkeys(f"({', '.join(each.region.call.names)})" for each in self.variants))
         return f"the call has other arguments than {forms}"
 
@@ -328,11 +335,12 @@ class GuardedForward:
     def __getstate__(self) -> dict[str, Any]:
         # Programs depend on traced graphs, which cannot be pickled, unlike the weights and the class of the model.
         given: tuple[Any, ...] = (self.model, [], self.path, self.notices, self.graphs)
-        return {"given": given, "own_forward": self.own_forward, "training": self.training}
+        kept = {"own_forward": self.own_forward, "training": self.training, "_was_pickled": self.is_converted}
+        return {"given": given, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        GuardedForward.__init__(self, *state["given"])
-        self.own_forward, self.training = state["own_forward"], state.get("training")
+        GuardedForward.__init__(self, *state.pop("given"))
+        self.__dict__.update(state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:
         duplicate = memo[id(self)] = object.__new__(type(self))
@@ -352,16 +360,26 @@ def install(model: nn.Module, variants: dict[str, list[Variant]], graphs: CudaGr
     ledger, codes = Ledger({}, notices, graphs), Codes()
     # Inner modules first: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
-        if not any(variant.serves for variant in variants[path]):
-            continue
-        module = model.get_submodule(path)
-        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, notices, graphs, codes)
-        module.__dict__["forward"] = guarded
-        module.__dict__["__getstate__"] = StateForCopies(module, guarded.own_forward)
-        module.__dict__["_replicate_for_data_parallel"] = Replicate(module, guarded.own_forward)
+        if any(variant.serves for variant in variants[path]):
+            _install(model, path, variants[path], ledger, codes)
     model.__dict__["kfconvert_info"] = ledger.info
     model.__dict__["kfconvert_refresh"] = ledger.refresh
     return ledger
+
+
+def install_training(model: nn.Module, ledger: Ledger, training: Callable[..., tuple[bool, Any, str | None]]) -> None:
+    """Let ``training`` run the calls of ``model`` in train mode, whether or not programs serve others."""
+    guarded = ledger.guarded.get("") or _install(model, "", [], ledger, Codes())
+    guarded.training = training
+
+
+def _install(model: nn.Module, path: str, variants: list[Variant], ledger: Ledger, codes: Codes) -> GuardedForward:
+    module = model.get_submodule(path)
+    guarded = GuardedForward(module, variants, path, ledger.notices, ledger.graphs, codes)
+    ledger.guarded[path] = module.__dict__["forward"] = guarded
+    module.__dict__["__getstate__"] = StateForCopies(module, guarded.own_forward)
+    module.__dict__["_replicate_for_data_parallel"] = Replicate(module, guarded.own_forward)
+    return guarded
 
 
 def uninstall(model: nn.Module) -> None:
