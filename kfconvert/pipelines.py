@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +18,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .conversion import ConversionError, first_line
-from .inputs import copy_of, to_each
+from .inputs import call_of, copy_of, to_each
 from .json_values import json_ready
 from .process import ThisThread, method_over, quiet_thread, same_generators
 from .report import fragment, report_text
 
 # How deep attributes of attributes are searched for the names of modules.
 _DEPTH = 5
+# How many calls of different kinds are kept of each module.
+_MOST_KINDS = 8
+# By module and kind of call: the number of these calls, and example inputs.
+_Calls = dict[nn.Module, dict[str, tuple[float, Any]]]
 
 
 class PipelineStats(dict[str, Any]):
@@ -107,12 +112,13 @@ def served(converted: Mapping[str, nn.Module], calls: list[Callable[[], Any]]) -
 
 def recorded(pipeline: Any, calls: list[Callable[[], Any]]) -> dict[str, tuple[nn.Module, Any]]:
     """Runs ``calls``. Returns by path each module that they call outside of other modules, with its example inputs: a
-    copy of the arguments of its first call, or of its ``generate()``. Single layers are left out.
+    copy of the arguments of its ``generate()``, or of its calls with the most frequent shapes and dtypes, the last of
+    several. Single layers are left out.
 
     Raises:
         ConversionError: a call raises an error, or calls no such module.
     """
-    found: dict[nn.Module, Any] = {}
+    found: _Calls = {}
     with _recording(found):
         run(calls)
     inner = {each for module in found for each in module.modules() if each is not module}
@@ -123,12 +129,13 @@ def recorded(pipeline: Any, calls: list[Callable[[], Any]]) -> dict[str, tuple[n
     names: dict[str, tuple[nn.Module, Any]] = {}
     for module in modules:
         path = paths.get(module, type(module).__name__)
-        names[path if path not in names else f"{path}_{len(names)}"] = module, found[module]
+        _, example = max(reversed(found[module].values()), key=lambda counted: counted[0])
+        names[path if path not in names else f"{path}_{len(names)}"] = module, example
     return names
 
 
 @contextmanager
-def _recording(found: dict[nn.Module, Any]) -> Iterator[None]:
+def _recording(found: _Calls) -> Iterator[None]:
     """Context manager that adds to ``found`` the calls that this thread makes outside of other modules."""
     here, depth = ThisThread(), 0
 
@@ -138,8 +145,8 @@ def _recording(found: dict[nn.Module, Any]) -> Iterator[None]:
             # A module without submodules is a layer, or holds a model in an object.
             if not (here and module._modules):
                 return original(module, *args, **kwargs)
-            if not depth and module not in found:
-                found[module] = _by_name(module, *_copied((args, kwargs)))
+            if not depth:
+                _count(found.setdefault(module, {}), _by_name(module, args, kwargs))
             depth += 1
             try:
                 return original(module, *args, **kwargs)
@@ -152,7 +159,7 @@ def _recording(found: dict[nn.Module, Any]) -> Iterator[None]:
         def generate(model: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
             prompt = _prompt(model, inputs, kwargs) if here and not depth else {}
             if prompt:
-                found.setdefault(model, _copied(prompt))
+                found.setdefault(model, {"generate": (math.inf, _copied(prompt))})
             return original(model, inputs, *args, **kwargs)
 
         return generate
@@ -165,6 +172,15 @@ def _recording(found: dict[nn.Module, Any]) -> Iterator[None]:
             yield
         finally:
             here.over = True
+
+
+def _count(known: dict[str, tuple[float, Any]], example: dict[str, Any] | tuple[Any, ...]) -> None:
+    kind = call_of(example).summary()
+    if kind in known:
+        count, first = known[kind]
+        known[kind] = count + 1, first
+    elif len(known) < _MOST_KINDS:
+        known[kind] = 1, _copied(example)
 
 
 def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | tuple[Any, ...]:

@@ -181,6 +181,15 @@ def test_any_object_that_runs_modules_is_a_pipeline():
         converter.explain()
 
 
+def test_the_most_frequent_kind_of_call_is_the_example():
+    body = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32)).eval()
+    inputs = [torch.ones(1, 2, 8), torch.ones(3, 8), 2 * torch.ones(3, 8), torch.ones(1, 1, 2, 8)]
+    converter = ModelConverter(select="all", effort="fast")
+    converter.convert_model(lambda steps: [body(x) for x in steps], example_inputs=inputs)
+    assert converter.conversion_stats["modules"]["Sequential"]["inputs"] == "input=float32[3, 8]"
+    assert converter.conversion_stats["served"]["Sequential"]["hits"] == 2
+
+
 def test_a_method_alone_may_be_the_example_of_a_module():
     model = Encoder().eval()
     converter = ModelConverter(select="all", effort="fast")
