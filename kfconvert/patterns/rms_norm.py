@@ -83,7 +83,7 @@ def _refusal(match: Match) -> str | None:
     reason = None
     if "sum" in captures:
         reason = residual_refusal(captures["x"], captures["residual"], value, len(shape))
-    reason = reason or weights_refusal(weight=weight) or dtype_refusal(value, captures.get("residual"))
+    reason = reason or weights_refusal(weight=weight) or dtype_refusal(value, captures["x"], captures.get("residual"))
     return reason or _weight_refusal(weight, value, shape) or _cast_refusal(match, value)
 
 
@@ -186,6 +186,10 @@ _ONE, _TWO = random((2, 5, 16)), random((2, 5, 16), (2, 5, 16))
 _ONE_BF16, _TWO_BF16 = (random(*[(2, 5, 16)] * count, dtype=torch.bfloat16) for count in (1, 2))
 
 
+def _mixed() -> tuple[Tensor, ...]:
+    return *_ONE_BF16(), *_ONE()
+
+
 def _case(forward: Callable[..., Any], formula: _Formula, inputs: Inputs, *expected: Any, shape: Any = (16,)) -> Case:
     make = _of(forward, formula, shape)
     return Case(lambda: make().to(inputs()[0].dtype), inputs, *expected)
@@ -222,6 +226,7 @@ PATTERNS = (
             _case(_add_norm, _llama, random((2, 5, 16), (1, 5, 16))),
             _case(_add_norm, _llama, random((5, 16), (2, 5, 16))),
             _case(_add_norm, _llama, random((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
+            Case(_of(_add_norm, _llama), _mixed, 0, "mixed dtypes torch.bfloat16, torch.float32"),
         ),
     ),
 )
