@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from ..inputs import copy_of, map_tensors, to_each
 from ..process import shard_of
+from ..torch_state import without_autocast
 from .copying import copied_model, tensors_of
 
 
@@ -46,18 +47,20 @@ def reference_outputs(
 
     If that fails because the model casts to other dtypes, its casts use float64 as well. A model that does not support
     float64, or has no memory for it, runs in float32. If that is its dtype, or fails too, the unchanged model runs.
+    All of these except the last run without autocast.
     `Reference.description` states which run was used and why.
     """
     runs = [
         ("float64 run of the original", torch.float64, nullcontext),
         ("float64 run of the original and of its casts", torch.float64, _CastsToFloat64),
     ]
-    if any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors_of(original)):
+    autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    if autocast or any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors_of(original)):
         runs.append(("float32 run of the original", torch.float32, nullcontext))
     why = ""
     for description, dtype, context in runs:
         try:
-            with context():
+            with context(), without_autocast():
                 return Reference(_outputs_in(dtype, original, args, kwargs, method), description + why)
         except Exception as error:  # a forward may raise anything for a dtype; the first reason is reported
             why = why or f" (the float64 run failed: {one_line(error)})"

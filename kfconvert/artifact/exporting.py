@@ -110,6 +110,8 @@ def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Variant, list[
 def _unexportable(variant: Variant) -> str | None:
     """Returns why an exported program cannot replace the program of ``variant``; None if it can."""
     region = variant.region
+    if region.autocast is not None:
+        return "it was converted under autocast"
     if region.is_random:
         return "it draws random numbers"
     if region.has_caches:

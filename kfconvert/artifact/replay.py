@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from ..inputs import ExampleCall, build, call_of
 from ..process import one_at_a_time, same_generators
 from ..region import CaptureError
 from ..runtime import MOST_RECORDINGS, CudaGraphs, OnMiss, can_record, uninstall
+from ..torch_state import without_autocast
 from .graphs import Graphs
 
 # Results of measurements; a replayed model has the numbers of the conversion that measured them.
@@ -63,7 +64,7 @@ def replay(
     """
     stages, config, recorded = Stages(), config_of(statistics), statistics.get("cuda_graphs") or {}
     most, static_outputs = recorded.get("max_recordings", MOST_RECORDINGS), recorded.get("static_outputs", False)
-    with one_at_a_time(), same_generators():
+    with one_at_a_time(), same_generators(), _autocast(statistics, device):
         uninstall(model)
         model = model.to(device).eval()
         replayed = can_record(device) and config.cuda_graphs is not False
@@ -101,6 +102,12 @@ def replay(
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
     log_decisions(ledger.stats)
     return model
+
+
+def _autocast(statistics: dict[str, Any], device: torch.device) -> AbstractContextManager[Any]:
+    """Context manager for the autocast of the conversion."""
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(statistics.get("autocast") or "")
+    return without_autocast() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
 
 
 def _generated(statistics: dict[str, Any], device: torch.device) -> list[tuple[str, list[Any]]]:

@@ -20,6 +20,7 @@ from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Program, Variant, default_device, global_hook, has_hooks, inner_hook, remedy
+from ..torch_state import without_autocast
 from .argument_trials import check_arguments
 from .deadline import Budget
 from .tracer import is_final, trace
@@ -262,14 +263,16 @@ def _capture(
     region = trace(module, call, dimensions, seconds)
     live = _mark(module, region)
     region.note_default_device(default_device())
-    canonicalise(region.graph)
+    with without_autocast():
+        canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:
         raise CaptureError("its example call and the traced call have different forms")
     take_constants(module, region, given)
     seen = trial(module, region, given)
     note_orders(module, region, leaves)
-    findings = search(region.graph)
+    with without_autocast():  # user patterns are traced
+        findings = search(region.graph)
     captured = Capture(path, module, region, live, leaves, findings)
     run = captured.variant(()).run
     if seen is not None and seen.refusal is not None:

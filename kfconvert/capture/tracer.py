@@ -38,7 +38,8 @@ from ..inputs import (
 from ..process import one_at_a_time, quiet_thread, shielded
 from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
-from ..torch_state import is_transformed
+from ..torch_state import autocast_dtype, is_transformed
+from .autocast import write_casts
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
 from .lean_graphs import lean_graphs
@@ -100,6 +101,13 @@ def trace(
     example = described(form.keywords(leaves))
     region = _region(model, program, form, dimensions, example, frozenset(reads), outputs)
     region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
+    kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers(), *call.tensors())}
+    on = [(kind, dtype) for kind in sorted(kinds) if (dtype := autocast_dtype(kind)) is not None]
+    if len(on) > 1:
+        raise CaptureError("it computes on several kinds of devices under autocast")
+    if on:
+        (region.autocast,) = on
+        write_casts(region)
     return region
 
 

@@ -22,6 +22,7 @@ def memory(prepared: Prepared, captures: Captures, stages: Stages, bound: float 
     """
     model, device = prepared.model, prepared.device
     call = partial(prepared.call.copied(), model)
+    copies = [tensor for captured in captures.every() for tensor in captured.live.copies()]
     first = before = after = None
     if any(captured.applied for captured in captures.outermost()):
         with stages.stage("memory", 1) as advance, torch.no_grad():
@@ -31,7 +32,7 @@ def memory(prepared: Prepared, captures: Captures, stages: Stages, bound: float 
             advance()
     return {
         "weights": bytes_of([*model.parameters(), *model.buffers()]),
-        "derived": first.kept if first else None,
+        "derived": first.kept + bytes_of(copies) if first else None,
         "allowed": None if bound is None else allowed_bytes(model, bound),
         "peak": {"original": before.peak if before else None, "converted": after.peak if after else None},
     }

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..process import alone, garbage_collected, one_at_a_time, same_generators
 from ..runtime import CudaGraphs, OnMiss, can_record
+from ..torch_state import uncached_autocast
 from .captures import trace
 from .checks import check_model, check_thread
 from .config import ConversionConfig
@@ -50,7 +51,14 @@ def convert(
     check_model(model)
     _LOG.info("converting %s; non-default options: %s", type(model).__name__, config.unusual() or "nothing")
     # A copy created under inference_mode could not be trained.
-    with torch.inference_mode(False), one_at_a_time(), alone(model), same_generators(), garbage_collected():
+    with (
+        torch.inference_mode(False),
+        one_at_a_time(),
+        alone(model),
+        same_generators(),
+        garbage_collected(),
+        uncached_autocast(),
+    ):
         stages = Stages(progress)
         config = with_chosen(config, model, filter_fn)
         prepared = prepare(model, request)
@@ -88,7 +96,7 @@ def _stats_of_converted(
         graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
         ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
         generated: list[GeneratedForm] = []
-        if timed and recorded and not verdict.reverted:
+        if timed and recorded and not verdict.reverted and not any(form.region.autocast for form in captures.forms):
             generated = generate_kernels(captures, ledger, selector, layouts.loads, verdict.judge, stages)
         taken = memory(prepared, captures, stages, bound)
         graphs.enabled = recorded

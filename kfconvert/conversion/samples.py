@@ -16,6 +16,7 @@ from ..graph import lower
 from ..matching import Site
 from ..modules import CHANNELS_LAST
 from ..region import LiveTensors, Region
+from ..torch_state import without_autocast
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def sample_inputs(
     """Returns the kind of each site, by its id, and a sample of each kind."""
     layouts = _Layouts(region, sites) if any(map(has_layout, sites)) else None
     recorder = _Recorder(region, sites, layouts)
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         if layouts is not None:
             try:
                 layouts.run(*live.arguments(leaves))

@@ -17,6 +17,7 @@ from ..matching import Site
 from ..profiling import Comparison, compare_timings
 from ..region import LiveTensors, Region
 from ..runtime import Pool, Program, Recording, Unrecordable
+from ..torch_state import without_autocast
 from .cold_weights import are_cold, calls_beyond_cache
 from .effort import EFFORTS, Effort
 from .remembered import Remembered
@@ -175,6 +176,7 @@ class Selector:
         return self._compare({"original": original, "converted": converted}, budget).speedup("converted").slower()
 
     @torch.no_grad()
+    @without_autocast()
     def _decide(
         self, samples: list[tuple[Sample, float]], layouts: Sequence[bool], cold: bool = False
     ) -> dict[bool, Decision]:

@@ -6,6 +6,8 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
+import torch
+
 from ..capture import methods_with_modules
 from ..graph import at
 from ..inputs import described
@@ -58,6 +60,7 @@ def conversion_stats(result: Result) -> ConversionStats:
     ``GenerationTimings.as_dict``; None for models without ``generate``, or if nothing was converted), ``seconds`` per
     stage, ``remembered`` (number of cached candidate timings), ``check_weights`` (calls, 0
     for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``generated`` (see ``GeneratedForm.as_dict``),
+    ``autocast`` (its dtype, None if it was off),
     ``generates`` (whether calls that ``generate`` makes were captured), ``not_written`` (attributes that the
     forward assigns for other code, and that fused calls do not assign),
     ``memory`` (see ``_memory``), ``environment``, ``own_patterns`` (applied patterns that the user registered, see
@@ -107,6 +110,7 @@ def conversion_stats(result: Result) -> ConversionStats:
         "environment": _environment(result),
         "model": type(result.model).__name__,
         "config": json_ready(dict(result.config)),
+        "autocast": next((_dtype_name(each.region.autocast[1]) for each in main if each.region.autocast), None),
         "inputs": result.call.summary(),
         "generates": any(captured.region.call.form.caches for captured in result.captures.forms[1:]),
         "example": described(result.call.kwargs or result.call.args),
@@ -186,7 +190,11 @@ def _memory(result: Result) -> dict[str, Any] | None:
 
 def _environment(result: Result) -> dict[str, Any]:
     dtype = next((p.dtype for p in result.model.parameters() if p.is_floating_point()), None)
-    return {**environment(result.device), "dtype": str(dtype).removeprefix("torch.")}
+    return {**environment(result.device), "dtype": _dtype_name(dtype)}
+
+
+def _dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _why_nothing(result: Result) -> str:

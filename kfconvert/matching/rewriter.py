@@ -67,7 +67,9 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     graph.lint()
     images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
     made = fx.GraphModule(root, graph).eval()
-    return Program(live.model, made, fused, weights, synced, images, laid_out, live.shards(), _unread(region, live))
+    return Program(
+        live.model, made, fused, weights, synced, images, laid_out, live.shards(), _unread(region, live), live.casts()
+    )
 
 
 # Global names in generated code. Arguments of the model may have the same names.

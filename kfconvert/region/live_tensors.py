@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from ..process import shard_of
@@ -15,22 +16,25 @@ Place = tuple[dict[str, Any] | nn.Module, str]
 
 class LiveTensors:
     """The parameters, buffers and constants of a model for the placeholders of its region's graph. For a distributed
-    parameter, this is the shard of this rank."""
+    parameter, this is the shard of this rank; for a weight that autocast casts, a copy in the other dtype."""
 
     def __init__(self, model: nn.Module, region: Region):
         self.model, self._region = model, region
         self._shards: dict[str, Any] = {}
+        self._casted: dict[str, Tensor] = {}
         for name in region.shards:
             holder, key = self._place(name)
             self._shards[name] = shard_of(_held(holder, key))
 
     def store(self, node: fx.Node) -> Place:
         """Returns the holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor.
-        A dict of shards must be updated by its reader with ``shards``."""
+        A dict of shards must be updated by its reader with ``shards``, and one of casted weights with ``casts``."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
         if node.name in self._shards:
             return self._shards, node.name
+        if node.name in self._region.casted:
+            return self._casted, node.name
         return self._place(node.name)
 
     def origin(self, node: fx.Node) -> tuple[int, str]:
@@ -38,18 +42,29 @@ class LiveTensors:
         if node.name in self._region.constants:
             return id(self.tensor(node)), ""
         holder, key = self._place(node.name)
-        return id(holder), key
+        return id(holder), f"{key} {self._region.casted.get(node.name, '')}"
 
     def shards(self) -> list[tuple[Place, Place]]:
         """Returns for each shard the place of its distributed parameter in the model, and its place in ``store``."""
         return [(self._place(name), (self._shards, name)) for name in self._shards]
+
+    def casts(self) -> list[tuple[Place, Place, torch.dtype]]:
+        """Returns for each casted weight its place in the model, the place of the copy in ``store``, and the dtype."""
+        casted = self._region.casted
+        return [(self._place(name), (self._casted, name), dtype) for name, dtype in casted.items()]
 
     def _place(self, placeholder: str) -> Place:
         path, name = self._region.slots[placeholder]
         owner = self.model.get_submodule(path)
         return next((store for store in (owner._parameters, owner._buffers) if name in store), owner), name
 
+    def copies(self) -> list[Tensor]:
+        """Returns the present copies of casted weights."""
+        return [*self._casted.values()]
+
     def tensor(self, node: fx.Node) -> Tensor:
+        if node.name in self._region.casted and node.name not in self._casted:
+            self._casted[node.name] = _held(*self._place(node.name)).detach().to(self._region.casted[node.name])
         return _held(*self.store(node))
 
     def arguments(self, leaves: list[Any]) -> list[Any]:

@@ -66,6 +66,10 @@ class Region:
     stored: bytes | None = None
     # The placeholders whose tensor is this rank's shard of a distributed parameter.
     shards: frozenset[str] = frozenset()
+    # The device type and dtype of autocast, if it was on in the trace. The graph has its casts, and runs without it.
+    autocast: tuple[str, torch.dtype] | None = None
+    # Further placeholders of weights in other dtypes. ``slots`` has the places of the weights.
+    casted: dict[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def has_caches(self) -> bool:

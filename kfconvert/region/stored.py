@@ -80,6 +80,8 @@ class _GraphWriter(Writer):
     def __init__(self, region: Region):
         if region.shards:
             raise Unstorable("it reads shards of distributed parameters")
+        if region.autocast is not None:
+            raise Unstorable("it was traced under autocast")
         self._region = region
         self._values: dict[str, int] = {}
         self._storages: dict[int, int] = {}

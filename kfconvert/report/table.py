@@ -193,6 +193,8 @@ def _headline(name: str, stats: dict[str, Any]) -> Text:
     where = ", ".join(
         str(environment[key]) for key in ("device", "dtype") if environment.get(key) not in (None, "", "None")
     )
+    if stats.get("autocast"):
+        where += f" under autocast to {stats['autocast']}"
     model = stats.get("model", "")
     line = Text(name or model, style="bold")
     if name:

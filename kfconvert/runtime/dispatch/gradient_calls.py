@@ -63,6 +63,8 @@ class GradientCall:
         region, known = self.variant.region, self.state.parameters
         if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
             return "saved-tensor hooks are disabled"
+        if region.autocast is not None:
+            return "it was converted under autocast"
         if region.is_random:
             return "it draws random numbers"
         if region.communicates or region.shards:

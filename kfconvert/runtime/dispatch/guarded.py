@@ -83,8 +83,9 @@ class GuardedForward:
         reads = {read for variant in variants for read in variant.region.reads}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
         # None without variants; only methods that also run without variants check for None.
+        autocast = next((variant.region.autocast for variant in variants), None)
         self.state: ModelState = (
-            ModelState(model, reads, slots, codes) if variants else None  # type: ignore[assignment]
+            ModelState(model, reads, slots, codes, autocast) if variants else None  # type: ignore[assignment]
         )
         # Whether weights may have been written without a trace since plans were made.
         self.stale = False

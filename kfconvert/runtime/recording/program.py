@@ -10,15 +10,18 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn, strided
 
 from ...process import libraries, shard_of, switched_off
 from ...region import Place
+from ...torch_state import without_autocast
 from ..state.derived import Derived, Unchanged, finish, is_captured
 from ..state.memory_layouts import memory_format_of, strides_of
 from ..state.watch import ROOT, Entry, Watch, flat_places, gather
 from ..state.watched_places import OF_EXPORT
 from ..state.weak_module import WeakModule
+from .casts import Casts
 from .program_errors import UnfitTensors
 from .split import LEAST_BYTES, Call, Split, split_code
 
@@ -54,6 +57,7 @@ class Program:
             fails or reads other elements, and fused modules do not.
         shards: pairs (place of a distributed parameter in the model, place of its shard) to assign before a run.
         unread: places of tensors with which the program does not compute, and whose shape, dtype or device matter.
+        casts: (place in the model, place of a copy, dtype) of the weights that autocast casts.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Program:
         laid_out: tuple[int, ...] = (),
         shards: Sequence[tuple[Place, Place]] = (),
         unread: Sequence[Place] = (),
+        casts: Sequence[tuple[Place, Place, torch.dtype]] = (),
     ):
         self.fused, self._images, self.laid_out = fused, images, laid_out
         self.modules: dict[str, Any] = dict(module._modules)
@@ -84,12 +89,15 @@ class Program:
         self._read = _distinct([*sources, *held, *weights, *(_unrooted(place, model) for place in unread)])
         self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
         self._shards: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in shards]
+        self._casts = Casts([(_unrooted(source, model), place, dtype) for source, place, dtype in casts])
+        self._cast_kinds: list[Any] = [self._kind(tensor) for tensor in self._casts.sources(vars(model))]
         # The same places in the form that gather() takes; created on first use, see __getstate__.
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._way: Watch | None = None
-        self._kinds = [self._kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
         self._are_contents_recorded = False
+        self._kinds: list[Any] = []
+        self._kinds = [self._kind(tensor) for tensor in self._tensors()]
         self._latest: weakref.ref[Plans] | None = None
         #: Compiled forms of the program (``Generated``), by the kind of call that they serve.
         self.generated: dict[Any, Any] = {}
@@ -130,7 +138,11 @@ class Program:
         return None if self._latest is None else self._latest()
 
     def computed(self, plans: Plans, leaves: list[Any]) -> tuple[Any, ...]:
-        """Return the flat outputs, with ``plans`` that were just requested."""
+        """Return the flat outputs, with ``plans`` that were just requested. The code has the casts of autocast, if any,
+        and runs without it."""
+        if torch._C._is_any_autocast_enabled():
+            with without_autocast():
+                return self.code(plans, *self.read_by_code(), *leaves)
         return self.code(plans, *self.read_by_code(), *leaves)
 
     def call(self, plans: Plans, outputs: Sequence[Any]) -> Call:
@@ -140,8 +152,11 @@ class Program:
         return split.with_plans(plans, lambda leaves: split.body(plans, *self.read_by_code(), *leaves))
 
     def split(self, outputs: Sequence[Any]) -> Split | None:
-        """Return the code in two parts if its last call computes a large one of the flat ``outputs``."""
-        return split if (split := self._split) and outputs[split.inputs.start].nbytes >= LEAST_BYTES else None
+        """Return the code in two parts if its last call computes a large one of the flat ``outputs``; None under
+        autocast, which would affect that call."""
+        if (split := self._split) is None or torch._C._is_any_autocast_enabled():
+            return None
+        return split if outputs[split.inputs.start].nbytes >= LEAST_BYTES else None
 
     def generated_call(self, plans: Plans, kind: Any, leaves: list[Any]) -> Call | None:
         """Return a call of the compiled form for this kind of call with ``plans``; None if there is none."""
@@ -195,14 +210,16 @@ class Program:
         self._are_contents_recorded = wanted
         if wanted:
             self._derived.note()
+            self._casts.note()
 
     def drop_overwritten(self) -> None:
         """Drop all plans if a tensor was written without a trace since its content was recorded."""
-        if self._derived.overwritten():
+        if self._derived.overwritten() or self._casts.overwritten():
             self.clear()
 
     def clear(self) -> None:
-        """Drop all plans and everything that the fused modules derived from their weights."""
+        """Drop all plans and everything that was derived from weights."""
+        self._casts.clear()
         self._derived.clear()
         for name in self.fused:
             self.modules[name].clear_derived()
@@ -213,7 +230,7 @@ class Program:
         found = [tensor for tensor in self._tensors() if tensor is not None]
         if not all(isinstance(tensor, Tensor) for tensor in found):
             self._require_kinds(self._tensors())
-        return [*found, *self._distributed()]
+        return [*found, *self._distributed(), *self._casts.sources(vars(self._root()))]
 
     def merged_weights(self) -> list[list[Tensor]]:
         """The weights of the model that a fused module reads as one tensor, for each such module; see ``merge``."""
@@ -255,6 +272,8 @@ class Program:
         try:
             if self._shards:
                 self._take_shards()
+            if self._cast_kinds:
+                self._casts.refresh(root, self._are_contents_recorded, self._require_same_casts)
             for tensor, (_, (store, attribute)) in zip(gather(synced, root), self._synced):
                 store[attribute] = tensor
             return gather(read, root)
@@ -283,6 +302,12 @@ class Program:
         # The deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
         thawed: dict[str, Any] = {"_kept": None, "_kept_weights": []}
         return {**self.__dict__, "_flat": None, "_way": None, "_latest": None, **thawed}
+
+    def _require_same_casts(self, tensors: Sequence[Any]) -> None:
+        if [self._kind(tensor) for tensor in tensors] != self._cast_kinds:
+            raise UnfitTensors(
+                "a weight was moved, or replaced by one of another class, shape or dtype; convert it again"
+            )
 
     def _require_kinds(self, tensors: Sequence[Any]) -> None:
         for (_, name), tensor, known in zip(self._read, tensors, self._kinds):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ...region import Read
+from ...torch_state import autocast_dtype
 from .code_state import Codes
 from .configuration import WHOLE
 from .contents import Contents, first_different, is_alike
@@ -54,9 +55,10 @@ class ModelState:
         reads: Iterable[Read],
         slots: Collection[tuple[str, str]] = (),
         codes: Codes | None = None,
+        autocast: tuple[str, torch.dtype] | None = None,
     ):
         """``slots``: path and name of each tensor that the programs read again in every call; ``codes``: the code of
-        other modules, to be shared."""
+        other modules, to be shared; ``autocast``: its device type and dtype in the trace, None if it was off."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -79,7 +81,7 @@ class ModelState:
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
         floating = (parameter.device.type for parameter in model.parameters() if parameter.is_floating_point())
-        self.autocast_type = next(floating, "cpu")
+        self._autocast = autocast or (next(floating, "cpu"), None)
         self.default_dtype = torch.get_default_dtype()
         self.is_parametrized = any(map(parametrize.is_parametrized, model.modules()))
         # Whether the next check compares tensors without a detectable write.
@@ -134,8 +136,10 @@ class ModelState:
         reason = self.code.switched()
         if reason is not None:
             return reason
-        if torch.is_autocast_enabled(self.autocast_type):
-            return "autocast is on"
+        kind, expected = self._autocast
+        if (dtype := autocast_dtype(kind)) is not expected:
+            now, then = (str(each or "off").removeprefix("torch.") for each in (dtype, expected))
+            return f"autocast is {now}; at conversion it was {then}"
         if torch.get_default_dtype() is not self.default_dtype:
             return f"the default dtype is {torch.get_default_dtype()}; at conversion it was {self.default_dtype}"
         if self.is_parametrized and parametrize._cache_enabled:
