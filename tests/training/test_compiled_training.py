@@ -270,3 +270,19 @@ def test_calls_that_dynamo_does_not_compile_are_misses(heads):
         for dtype in (torch.float32, torch.float64):
             backward(fused.train(), {"input": X["input"].to(dtype)})
     assert guard(fused)["hits"] == 1 and list(guard(fused)["misses"].values()) == [1]
+
+
+@pytest.mark.exhaustive
+def test_trained_models_are_converted_again(heads):
+    original, fused = converted(Broken)
+    for _ in range(2):
+        for model in (original.train(), fused.train()):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                backward(model)
+                optimizer.step()
+        assert guard(fused)["hits"] >= 3 and not guard(fused)["misses"]
+        assert_valid(original.eval(), fused.eval(), X)
+        fused = auto_convert_model(fused, example_inputs=X, select="all", effort="fast", training=True)
+        assert_valid(original, fused, X)

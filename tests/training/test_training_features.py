@@ -2,9 +2,11 @@
 
 import copy
 
+import accelerate
 import peft
 import pytest
 import torch
+import transformers
 from support.selection import exhaustive
 from support.small_models import guard
 from torch import nn
@@ -192,3 +194,86 @@ def test_second_derivatives_are_one_error(heads):
     (grad,) = torch.autograd.grad(fused(ids(0)), [fused.table.weight], create_graph=True)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         grad.sum().backward()
+
+
+LLAMA = {"vocab_size": CLASSES, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "use_cache": False}
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, intermediate_size=32))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bf16": True},
+        {"gradient_checkpointing": True, "gradient_accumulation_steps": 2},
+        {"label_smoothing_factor": 0.1},
+    ],
+)
+def test_trainer_of_transformers(options, heads, tmp_path):
+    data, models, losses = [{"input_ids": row, "labels": row} for row in ids(0, 16)], pair(llama), []
+    usual = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    for model in models:
+        arguments = transformers.TrainingArguments(
+            tmp_path, max_steps=3, per_device_train_batch_size=2, **usual, **options
+        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=data)
+        trainer.train()
+        losses.append(torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]))
+    tolerance = 1e-3 if "bf16" in options else 1e-5
+    torch.testing.assert_close(*losses, rtol=tolerance, atol=0)
+    assert_same_states(*models, tolerance)
+    calls = 3 * options.get("gradient_accumulation_steps", 1)
+    assert guard(models[1]) == {"hits": calls, "misses": {}} and heads == ["label_smoothing_factor" not in options]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_accelerate(precision, heads):
+    models = pair(llama)
+    for model in models:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+        wrapped, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        for number in range(4):
+            with accelerator.accumulate(wrapped):
+                accelerator.backward(wrapped(input_ids=ids(number), labels=ids(number)).loss)
+                accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
+    assert_same_states(*models, 1e-6 if precision == "no" else 1e-3)
+    assert guard(models[1]) == {"hits": 4, "misses": {}} and heads == [1]
+
+
+class Dropped(nn.Module):
+    def __init__(self, checkpoints):
+        super().__init__()
+        self.weight, self.checkpoints = nn.Parameter(torch.ones(4096)), checkpoints
+
+    def forward(self, x):
+        return checkpoint(self.dropped, x, use_reentrant=False) if self.checkpoints else self.dropped(x)
+
+    def dropped(self, x):
+        return F.dropout(x * self.weight, 0.3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+def test_dropout_of_torch_inductor(inside, around):
+    """Backward uses the mask of forward, which a checkpoint draws again."""
+    torch._dynamo.reset()
+    _, fused = pair(lambda: Dropped(inside))
+    masks, x = [], torch.ones(4096)
+    for _ in range(2):
+        outputs = checkpoint(fused, x, use_reentrant=False) if around else fused(x)
+        outputs.sum().backward()
+        torch.testing.assert_close(fused.weight.grad, outputs.detach())
+        masks.append(outputs != 0)
+        assert abs(masks[-1].double().mean() - 0.7) < 4 * (0.3 * 0.7 / 4096) ** 0.5
+        fused.zero_grad()
+    assert not torch.equal(*masks) and guard(fused)["hits"] >= 2 and not guard(fused)["misses"]
