@@ -62,6 +62,22 @@ def one_cast(graph: fx.Graph) -> None:
             node.target, node.args, node.kwargs = aten.to.dtype, (node.args[0], after.dtype), {}
 
 
+_FACTORIES = {
+    aten.new_zeros.default: aten.zeros.default,
+    aten.new_ones.default: aten.ones.default,
+    aten.new_full.default: aten.full.default,
+}
+
+
+def spell_factories(graph: fx.Graph) -> None:
+    """Replaces ``x.new_zeros(size)`` with ``zeros(size, dtype, device)``, which does not depend on x."""
+    for node in graph.nodes:
+        if node.target in _FACTORIES:
+            value = node.meta["val"]
+            node.target, node.args = _FACTORIES[node.target], node.args[1:]
+            node.kwargs = {"dtype": value.dtype, "device": value.device}
+
+
 def drop_identities(graph: fx.Graph) -> None:
     """Removes dropout in eval mode, full slices, and conversions to the dtype and device of the value."""
     for node in list(reversed(graph.nodes)):  # later slices first, to detect whether a slice is returned
@@ -230,6 +246,7 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     spell_sizes,
     drop_kept_contiguous,
     one_cast,
+    spell_factories,
     drop_identities,
     make_functional,
     drop_copies_of_collectives,

@@ -87,8 +87,8 @@ class Capture:
         return variant
 
     def plain_program(self) -> Program:
-        """Return the program without fused modules."""
-        return rewrite(self.region, (), self.live)
+        """Return the program without plans."""
+        return rewrite(self.region, (), self.live, once=False)
 
     def alike(self, path: str, module: nn.Module) -> Capture:
         """Return the capture of another module of the same structure: the same graph over that module's tensors."""

@@ -26,27 +26,30 @@ from ..graph import (
 )
 from ..region import LiveTensors, Place, Region
 from ..runtime import Program
+from .computed_once import compute_once
 from .pattern import Replacement
 from .site import Site
 
 
-def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False) -> Program:
+def rewrite(
+    region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False, once: bool = True
+) -> Program:
     """Returns the program of ``region`` in which the module of each site replaces its match.
 
     ``channels_last``: the sites' modules may return channels-last images. Outputs of the region, and the bases of
     views among them, are then converted back to the original memory layout. In-place written values are converted if
     their layout decides whether a write reaches them: a reshape is a view of a contiguous image but copies a
     channels-last one.
+    ``once``: what depends on weights alone is computed once, see ``compute_once``.
     """
     graph = fx.Graph()
     copies = _placeholders(graph, region)
     output = graph.output(graph.graph_copy(region.graph, copies))
     root = {node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"}
-    synced, fused = [], []
+    synced = []
     sites = list(sites)
     for index, site in enumerate(sites):
         name = f"fused_{index}"
-        fused.append(name)
         root[name] = site.replacement.module
         _call_fused(graph, name, site, copies)
         synced += _share(site.replacement, live)
@@ -62,6 +65,10 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
         _write_in_place(graph, root)
+    # A write to a distributed parameter leaves no trace in its shard.
+    if once and not region.shards:
+        compute_once(graph, root, copies, live)
+    fused = [node.target for node in graph.find_nodes(op="call_module")]
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
     graph.lint()

@@ -367,7 +367,8 @@ def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:
 
     def call(*inputs: Tensor) -> Any:
         disturbed = switched_off()
-        device = next((tensor.device for tensor in inputs if tensor.is_cuda), None)
+        devices = (*(tensor.device for tensor in inputs), getattr(module, "device", None))
+        device = next((device for device in devices if device is not None and device.type == "cuda"), None)
         plan = module.plan(*inputs)
         # A plan derives values on the current stream; calls on other streams must find them finished.
         if not (disturbed or switched_off() or is_captured(device)):
