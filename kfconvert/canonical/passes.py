@@ -28,7 +28,7 @@ from ..region import CaptureError
 from .activations import rewrite_spellings
 from .contiguous import drop_kept_contiguous, lies_in_output
 from .masks import drop_true_masks, drop_zero_masks
-from .products import spell_products
+from .products import scale_queries, spell_products
 from .repeated_heads import share_heads
 from .views import mark_views, views_to_reshapes
 
@@ -254,6 +254,7 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     addmm_to_linear,
     spell_numbers,
     spell_products,
+    scale_queries,
     drop_true_masks,
     share_heads,
     drop_zero_masks,

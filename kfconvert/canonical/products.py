@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from torch import fx
+from typing import Any
 
-from ..graph import aten, fixed_size
+from torch import Tensor, fx
+
+from ..graph import Aliases, aten, fixed_size
 
 
 def spell_products(graph: fx.Graph) -> None:
@@ -62,3 +64,50 @@ def _permuted(graph: fx.Graph, value: fx.Node, labels: str, wanted: str) -> fx.N
     permuted = graph.call_function(target, (value, *how))
     permuted.meta = {**value.meta, "val": value.meta["val"].permute(order)}
     return permuted
+
+
+# The calls between scores and their softmax.
+_OF_SCORES = {
+    aten.add.Tensor, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.reshape.default, aten.to.dtype,
+    aten.where.self,
+}  # fmt: skip
+
+
+def scale_queries(graph: fx.Graph) -> None:
+    """Replaces ``matmul(q, k) * s`` with ``matmul(q * s, k)``, where s has one element for each matrix and a softmax
+    takes the scores, as in the cosine attention of Swin V2 (Liu et al., arXiv:2111.09883)."""
+    aliases = Aliases(graph)
+    for node in list(graph.nodes):
+        if node.target is not aten.mul.Tensor or not _is_for_softmax(node):
+            continue
+        for product, factor in (node.args, node.args[::-1]):
+            if _scales_scores(factor, product) and not any(map(aliases.is_written, (*product.args, product, factor))):
+                with graph.inserting_before(node):
+                    query = graph.call_function(aten.mul.Tensor, (product.args[0], factor))
+                    scores = graph.call_function(aten.matmul.default, (query, product.args[1]))
+                query.meta, scores.meta = dict(product.args[0].meta), dict(node.meta)
+                node.replace_all_uses_with(scores)
+                break
+
+
+def _is_for_softmax(node: fx.Node) -> bool:
+    while len(node.users) == 1:
+        (node,) = node.users
+        if node.target is aten.softmax.int:
+            return True
+        if node.target not in _OF_SCORES:
+            break
+    return False
+
+
+def _scales_scores(factor: Any, product: Any) -> bool:
+    """Whether ``product`` is one of queries and keys, and ``factor`` has one element for each matrix of it."""
+    if getattr(product, "target", None) is not aten.matmul.default or len(product.users) > 1:
+        return False
+    scale, scores, query = (getattr(node, "meta", {}).get("val") for node in (factor, product, product.args[0]))
+    if not isinstance(scale, Tensor) or scale.dtype is not scores.dtype or scale.dim() > scores.dim():
+        return False
+    *own, rows, columns = map(str, (1, 1, *scale.shape))
+    batch = list(map(str, scores.shape[:-2]))
+    fits = all(size in ("1", other) for size, other in zip(own[::-1], (*batch[::-1], "1", "1")))
+    return fits and rows == columns == "1" and batch == list(map(str, query.shape[:-2]))

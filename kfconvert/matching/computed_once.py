@@ -47,7 +47,7 @@ class ComputedOnce(nn.Module):
 
     def clear_derived(self) -> None:
         for module in self.body.children():
-            module.clear_derived()  # type: ignore[operator]  # it is a fused module
+            module.clear_derived()
 
 
 def compute_once(graph: fx.Graph, root: dict[str, Any], copies: dict[fx.Node, fx.Node], live: LiveTensors) -> None:
@@ -143,7 +143,7 @@ class _Search:
     def _is_plain(self, node: fx.Node) -> bool:
         """Whether the call returns the same for the same inputs, in fixed sizes, on the device of the model."""
         if node.op == "call_module":
-            is_pure = not getattr(self._modules[node.target], "caches", ())  # type: ignore[index]
+            is_pure = not getattr(self._modules[node.target], "caches", ())
         elif isinstance(node.target, torch._ops.OpOverload):
             is_pure = node.target.namespace == "aten" and bool(node.target._schema.returns) and not draws(node)
         else:

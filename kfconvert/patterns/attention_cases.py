@@ -145,6 +145,8 @@ CASES: tuple[Case, ...] = (
     _float_mask(lambda mask: torch.split(mask, 7, -1)[0]),
     _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.linspace(-1, 1, 105).reshape(1, 3, 5, 7)),
     _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.full((5, 7), -torch.inf).triu(1)),
+    _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) * m) @ v, torch.tensor(0.3)),
+    _buffer_mask(lambda q, k, v, m: _weights(m * _dots(q, k) + m) @ v, torch.linspace(-1, 1, 3)[:, None, None]),
     _found(_written_mask),
     Case(net(_unused, attention=lambda: nn.MultiheadAttention(16, 4, batch_first=True)), TOKENS),
     _masked(lambda q, k, v, hidden: _weights(_dots(q, k).masked_fill(hidden, -100.0)) @ v, 0, "scores with -100.0"),
@@ -162,7 +164,9 @@ CASES: tuple[Case, ...] = (
     _masked(lambda q, k, v, hidden: _weights(_dots(q, k) + hidden) @ v, 0, "a mask of dtype torch.bool"),
     _masked(lambda q, k, v, hidden: (_weights(_dots(q, k)) * hidden) @ v, 0, "its value goes to aten.mul.Tensor"),
     _masked(lambda q, k, v, hidden: _weights(_dots(q, k) * ~hidden) @ v, 0, "with a fixed scale"),
-    _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) * m) @ v, torch.tensor(0.3), 0, "with a fixed scale"),
+    _buffer_mask(
+        lambda q, k, v, m: _weights(_dots(q, k) * m) @ v, torch.linspace(0, 1, 5)[:, None], 0, "a fixed scale"
+    ),
     _refused(_weights_returned, "aten.softmax.int is also used by the model's output"),
     _refused(lambda q, k, v: F.dropout(_weights(_dots(q, k)), 0.5, True) @ v, "its value goes to aten.dropout"),
     _refused(lambda q, k, v: torch.softmax(_dots(q, k), -2) @ v, "not over the keys"),
