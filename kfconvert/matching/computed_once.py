@@ -105,9 +105,8 @@ class _Search:
                 self.writers.setdefault(self._aliases.root(written), []).append(copies.get(node, node))
         self._is_on_gpu = any(_is_on_gpu(node) for node in graph.find_nodes(op="placeholder"))
         self._order = {node: index for index, node in enumerate(graph.nodes)}
-        output = graph.output_node()
         # The caller may write to outputs.
-        blocked = {self.root(node) for node in output.all_input_nodes}
+        blocked = {self.root(node) for node in captured.output_node().all_input_nodes}
         while True:
             self.known = self._computable(graph, blocked)
             more = {self.root(node) for node in self.known if not self._is_settled(node)}
