@@ -7,6 +7,7 @@ also serve calls that fail the model's guard, and methods other than ``forward``
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -75,7 +76,7 @@ class Parts:
         self.refused: list[Refused] = []
         self.left_out = 0
         self._model, self._put_back, self._counting = model, put_back, counting
-        self._fewest, self._budget = fewest, budget or Budget()
+        self._fewest, self._total = fewest, budget or Budget()
         self._paths = {module: path for path, module in model.named_modules() if path}
 
     def search(
@@ -84,6 +85,7 @@ class Parts:
         cheap: ExampleCall | None = None,
         is_captured: bool = False,
         entries: frozenset[nn.Module] = frozenset(),
+        seconds: float = math.inf,
     ) -> None:
         """Search for parts that serve ``call`` of the model, or of one of its methods.
 
@@ -93,8 +95,10 @@ class Parts:
                 and calls that its guard refuses. Only repeated blocks without most of the model's parameters qualify:
                 the guard of a larger block would miss whenever the model's does.
             entries: the modules that other methods call, which always qualify.
+            seconds: processor time for these captures.
         """
         model, before = self._model, len(self.found)
+        self._budget = Budget(min(seconds, self._total.left()))
         base, traced = _base(model, call, cheap, self._paths, self._put_back)
         received = traced if base is call else outlines(model, call, self._paths)
         self._varied = _varied(model, base, self._paths, self._put_back, images=not self._fewest)
@@ -147,7 +151,7 @@ class Parts:
             group = self._groups.get(module)
             if group is not None and group[0] in self._calls and not (inside and is_operator(module)):
                 if module not in self._captured and self._budget.left() < LEAST_SECONDS:
-                    if group[0] not in late:
+                    if group[0] not in late and not is_captured:
                         late.add(group[0])
                         self.left_out += len(group)
                         reason = f"no time was left for it: captures may take {self._budget.seconds:.0f} s"

@@ -32,6 +32,9 @@ from .stages import Stages
 # Seconds of processor time: for one form of the whole model, whatever the effort, and for the parts if captures have a
 # budget.
 WHOLE_SECONDS, PARTS_SECONDS = 300.0, 4.0
+# If the model was captured as a whole, its parts only serve calls that the guard refuses. Their captures take at most
+# this share of the time of the whole, or PARTS_SECONDS if that is more.
+PARTS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         calls += token_calls(model, prepared.call)
     budget = Budget(effort.for_captures(stages.spent(), prepared.seconds))
     with stages.stage("trace", len(calls) + 1) as advance:
+        begin = stages.spent()
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs)
         found = list[Capture | CaptureError]()
         for call in calls:
@@ -90,8 +94,11 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
             found.append(captured)
         fewest = not effort.other_calls
         parts = Parts(model, prepared.counting, prepared.own_state.resettle, fewest, budget)
-        if first is None or effort.other_calls:
-            parts.search(prepared.call, cheap, first is not None, _entries(model))
+        if first is None:
+            parts.search(prepared.call, cheap)
+        elif effort.other_calls:
+            seconds = max(PARTS_SECONDS, PARTS_SHARE * (stages.spent() - begin))
+            parts.search(prepared.call, cheap, True, _entries(model), seconds)
         for call, _ in prepared.methods:
             parts.search(call)
         note_layouts(model, parts.found, [prepared.call, *(call for call, _ in prepared.methods)])
