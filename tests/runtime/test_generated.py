@@ -27,7 +27,7 @@ class Net(nn.Module):
         self.register_buffer("scale", torch.full((32,), 0.5))
 
     def forward(self, x, power=2):
-        y = torch.nn.functional.silu(self.norm(x * self.scale).cos())
+        y = torch.nn.functional.silu(self.norm(x * self.scale + self.scale.exp()).cos())
         return self.proj(y.exp().pow(power).roll(1, -1) + x)
 
 
