@@ -118,7 +118,8 @@ class ModelConverter:
         check_arguments(progress, inplace, profile)
         if is_pipeline(model, any(each is not None for each in (input_shape, example_inputs, tune_for)), example_calls):
             if any(each is not None for each in (input_shape, device, dtype, tune_for)):
-                raise ConversionError("a pipeline takes none of input_shape, device, dtype and tune_for")
+                reason = "only a torch.nn.Module with an example of its forward takes them"
+                raise ConversionError(f"a pipeline takes none of input_shape, device, dtype and tune_for: {reason}")
             return self._convert_pipeline(model, example_inputs, example_calls, inplace, progress, profile)
         request = Request(
             input_shape=input_shape,

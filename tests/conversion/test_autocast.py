@@ -1,6 +1,7 @@
 """Models that are converted under autocast: casts in their graphs, copies of weights, and the calls that they serve."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +9,12 @@ import torch.nn.functional as F
 from support.devices import DEVICES
 from support.selection import exhaustive
 from torch import fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 import kfconvert
 from kfconvert import ArtifactError, ModelConverter
+from kfconvert.capture.autocast import write_casts
 from kfconvert.capture.tracer import trace
 from kfconvert.inputs import ExampleCall
 from kfconvert.region import LiveTensors
@@ -293,3 +297,46 @@ def test_generate_runs_fused_under_autocast(masked):
         found, expected = (each.generate(prompt, **options) for each in (fused, model))
     assert fused.kfconvert_info()["guard"]["hits"] == 6 and not fused.kfconvert_info()["guard"]["misses"]
     torch.testing.assert_close(found.scores[0], expected.scores[0], rtol=0, atol=0.02)
+
+
+ATEN, HALF, FULL = torch.ops.aten, torch.float16, torch.float32
+# Calls of operators, and the dtypes of their tensors under autocast to float16 on a GPU. "half" is a float16 tensor.
+ON_CUDA = {
+    "linear": (ATEN.linear.default, ("x", "weight", "weight"), [HALF] * 3),
+    "einsum": (ATEN.einsum.default, ("ij,jk->ik", ["x", "half"]), [HALF] * 2),
+    "layer_norm": (ATEN.layer_norm.default, ("half", [8, 8], "weight"), [FULL] * 2),
+    "softmax": (ATEN.softmax.int, ("half", -1), [FULL]),
+    "sum": (ATEN.sum.dim_IntList, ("half", [-1]), [FULL]),
+    "pow": (ATEN.pow.Tensor_Scalar, ("half", 2), [FULL]),
+    "cat": (ATEN.cat.default, (["x", "half"],), [FULL, HALF]),
+    "gelu": (ATEN.gelu.default, ("half",), [HALF]),
+}
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_casts_on_a_gpu_are_found_by_fake_tensors(name):
+    operator, arguments, expected = ON_CUDA[name]
+    graph, mode, values = fx.Graph(), FakeTensorMode(), {}
+    for each, dtype in {"x": FULL, "weight": FULL, "half": HALF}.items():
+        values[each] = graph.placeholder(each)
+        with mode:
+            values[each].meta["val"] = torch.empty(8, 8, device="cuda", dtype=dtype)
+    node = graph.call_function(operator, fx.node.map_aggregate(arguments, lambda each: values.get(each, each)))
+    graph.output((node,))
+    region = SimpleNamespace(
+        graph=graph, slots={"weight": ("", "weight")}, casted={}, autocast=("cuda", HALF), shards=()
+    )
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", HALF)
+    try:
+        with mode, torch.no_grad():
+            node.meta["val"] = operator(*fx.node.map_arg(node.args, lambda each: each.meta["val"]))
+        write_casts(region)
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+    call = next(each for each in region.graph.nodes if each.target is operator)
+    found = [each.meta["val"].dtype for each in tree_leaves(call.args) if isinstance(each, fx.Node)]
+    assert found == expected
+    assert ("weight" in arguments and HALF in expected) == bool(region.casted)
