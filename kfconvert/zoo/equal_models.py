@@ -17,11 +17,12 @@ from ..runtime import settings_of, without_conversion
 from .common import ZooError
 
 # Attributes that do not affect the computation: device and origin, entries of a conversion, and notes of transformers
-# on loading.
+# on loading, and of accelerate on training.
 _OF_THE_PLACE = {
     "training", "_is_hf_initialized", "_commit_hash", "_name_or_path", "name_or_path", "transformers_version",
     "_compiled_call_impl", "_parameters", "_buffers", "_modules", "architectures", "model_type", "warnings_issued",
-    "_original_object_hash", "vocab_size",
+    "_original_object_hash", "vocab_size", "_is_accelerate_prepared", "require_backward_grad_sync",
+    "require_forward_param_sync",
 }  # fmt: skip
 _CALLED = (types.BuiltinFunctionType, type)
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if "hooks" in name and isinstance(value, dict))

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from kfconvert import zoo
 from kfconvert.conversion import leave_as_it_is
 
 CLASSES = 37
@@ -228,6 +229,8 @@ def test_trainer_of_transformers(options, heads, tmp_path):
     assert_same_states(*models, tolerance)
     calls = 3 * options.get("gradient_accumulation_steps", 1)
     assert guard(models[1]) == {"hits": calls, "misses": {}} and heads == ["label_smoothing_factor" not in options]
+    # Artifacts need no model= after training, unless accelerate or checkpoints have changed the modules.
+    assert bool(zoo.described(models[1])) == (not options or "label_smoothing_factor" in options)
 
 
 @pytest.mark.exhaustive
