@@ -76,6 +76,16 @@ def twice(model, ids):
     return loss
 
 
+def thawed_in_turns(model, ids):
+    model.block[3].weight.requires_grad_(not model.block[3].weight.requires_grad)
+    return model(ids)
+
+
+def replaced(model, ids):
+    model.head.bias = nn.Parameter(model.head.bias.detach() + 1)
+    return model(ids)
+
+
 def hooked(model):
     first, last = model.block[0], model.block[3]
     first.register_forward_hook(lambda module, args, output: output * 2)
@@ -109,6 +119,9 @@ FEATURES = {
     "autocast": ([], {"forward": HALF}),
     "anomaly detection": ([], {"forward": in_context(lambda: torch.autograd.set_detect_anomaly(True))}),
     "saved tensors on the CPU": ([], {"forward": in_context(torch.autograd.graph.save_on_cpu)}),
+    "a batch norm in eval mode": ([lambda model: model.norm.eval()], {}),
+    "changing sets of frozen weights": ([], {"forward": thawed_in_turns}),
+    "replaced weights": ([], {"forward": replaced}),
     "checkpoint around the model": (
         [],
         {"forward": lambda model, ids: checkpoint(model, ids, use_reentrant=False)},
