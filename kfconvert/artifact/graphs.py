@@ -44,6 +44,10 @@ def stored_graphs(
         return None
     classes = _classes(model)
     stored = {id(region): _stored(model, torch.device(device), region, paths, classes) for region, paths in every}
+    steps = [stored[id(region)] for region in generation]
+    if None in steps:  # load then traces all of them
+        steps = []
+        stored.update((id(region), None) for region in generation)
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
     try:
         evidence = _evidence(model, usable)
@@ -52,12 +56,11 @@ def stored_graphs(
         return None
     if not usable:
         return None
-    steps = [stored[id(region)] for region in generation]
     return {
         "device": device,
         "evidence": evidence,
         "calls": [stored[id(region)] for region in calls],
-        "generation": None if not steps or None in steps else steps,
+        "generation": steps or None,
         "parts": [stored[id(region)] for region, _ in parts],
     }
 

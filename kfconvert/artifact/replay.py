@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Part, capture, capture_form, capture_generation, groups
+from ..capture import Part, capture, capture_form, groups
 from ..conversion import (
     EFFORTS,
     Captures,
@@ -20,6 +20,7 @@ from ..conversion import (
     Result,
     Stages,
     calls_between_checks,
+    captured_steps,
     controlled,
     gathered,
     generate_again,
@@ -162,7 +163,7 @@ def _captures(
             steps: Any = [(ExampleCall(kwargs=arguments), captured) for arguments, captured in known.generation or ()]
             if known.generation is None:
                 fewest = not EFFORTS[config_of(statistics).effort].other_calls
-                steps = capture_generation(model, forms[0], found[0], restore, replayed, fewest)
+                steps = captured_steps(model, forms[0], found[0], restore, replayed, fewest)
             for call, captured in steps:
                 forms.append(call)
                 found.append(captured)
@@ -209,7 +210,7 @@ def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
             decisions[number, "", decided["pattern"], decided["module"]].append(decided)
     for decided in statistics.get("part_sites", []):
         decisions[0, decided.get("region", ""), decided["pattern"], decided["module"]].append(decided)
-    numbers = {id(form): number for number, form in enumerate(captures.forms)}
+    numbers = {id(form): number for number, form in enumerate(captures.others, 1)}
     for captured in captures.every():
         captured.channels_last = statistics.get("layout") == "channels_last"
         number = numbers.get(id(captured), 0)

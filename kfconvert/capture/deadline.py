@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,15 @@ class Budget:
     def left(self) -> float:
         """The remaining seconds; negative once the budget is spent."""
         return self._end - time.thread_time()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context manager whose processor time does not count."""
+        before = time.thread_time()
+        try:
+            yield
+        finally:
+            self._end += time.thread_time() - before
 
 
 class Deadline(TorchFunctionMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,10 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from ..accuracy import is_close
-from ..inputs import ExampleCall, bounded_lookups, caches_in, capacity_for, holds_tokens, repeated_to, static_key_values
+from ..inputs import (
+    ExampleCall,
+    as_static,
+    bounded_lookups,
+    caches_in,
+    capacity_for,
+    holds_tokens,
+    is_cache,
+    is_resident,
+    repeated_to,
+    tensors_of,
+    with_cache_of_tokens,
+)
 from ..process import quiet_thread
 from ..region import CaptureError
 from .captured import Capture, attempted, capture
+from .deadline import Budget
 from .parts import choices
 from .trial_runs import TOLERANCES
 
@@ -26,10 +40,12 @@ BATCH, LENGTH = 2, 5
 # are at least 2.
 CALLS = 4
 PROMPT, STEP = 0, 2
-# The arguments that a step may have besides the cache. Only transformers' loop can run other steps.
+# The arguments that a step may have. Only transformers' loop can run other steps.
 OF_STEP = frozenset(
-    ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
+    """input_ids attention_mask position_ids past_key_values cache_params use_cache logits_to_keep return_dict
+    decoder_input_ids decoder_attention_mask decoder_position_ids encoder_outputs""".split()
 )
+_DECODER_MASK = "decoder_attention_mask"
 # The additional room of the static cache in traces.
 SPARE = 8
 
@@ -40,12 +56,13 @@ class _Enough(Exception):
 
 @dataclass
 class GenerationCall:
-    """A call of the model by ``generate`` with a small prompt; ``varied``, the same with one other size; and
-    ``example``, the same with the prompt of the user's example."""
+    """A call of the model by ``generate`` with a small prompt; ``varied``, the same with one other size; ``example``,
+    the same with the prompt of the user's example; and a function that returns ``varied`` for the example."""
 
     call: ExampleCall
     example: ExampleCall
     varied: dict[str, ExampleCall] = field(default_factory=dict)
+    vary_example: Callable[[], dict[str, ExampleCall]] | None = None
 
 
 def capture_generation(
@@ -55,50 +72,63 @@ def capture_generation(
     put_back: Callable[[], None],
     static: bool = False,
     fewest: bool = False,
+    seconds: float = math.inf,
 ) -> list[tuple[ExampleCall, Capture | CaptureError]]:
     """Return ``model`` in each form in which its ``generate`` calls it, or the reason why that form cannot be captured.
 
     Args:
         call: the example call, which provides the prompt for ``generate``.
-        first: the capture of that call. If it returns no cache, the result is empty.
+        first: the capture of that call. If it failed, or has a fixed number of tokens as after a loop over them, only
+            steps are captured. If it returns no cache, only calls without one are captured.
         put_back: restores the state of the model from before a call.
         static: whether to capture the step on a static cache as well (see ``kfconvert.generation``).
         fewest: capture only the forms for greedy decoding without padding: the prompt, and the step on a static cache
             if requested and available, or else on a growing cache; for encoder-decoders with and without a mask.
+        seconds: the limit of processor time for each form.
     """
-    if not isinstance(first, Capture) or not first.region.has_caches:
+    prompt = prompt_of(model, call, CALLS)
+    if prompt is None:
         return []
     found = []
-    for generation in _generation_calls(model, call, put_back, static, fewest):
-        found.append((generation.call, attempted(partial(_captured, model, generation))))
+    of_tokens = holds_tokens(prompt) and not is_encoder_decoder(model)
+    has_prompts = isinstance(first, Capture) and (not of_tokens or "sequence" in first.region.guard.free)
+    has_caches = not isinstance(first, Capture) or first.region.has_caches
+    for generation in _generation_calls(model, prompt, put_back, static, fewest, has_prompts):
+        if not has_caches and caches_in(generation.call.kwargs.values()):
+            continue  # calls as the example's are without one
+        budget = Budget(seconds)
+        captured = attempted(partial(_captured, model, generation, budget))
+        if isinstance(captured, CaptureError) and generation.vary_example is not None:
+            put_back()
+            captured = attempted(partial(_captured_as_example, model, generation, budget))
+        found.append((generation.call, captured))
         put_back()
     return found
 
 
 def _generation_calls(
-    model: nn.Module, call: ExampleCall, put_back: Callable[[], None], static: bool, fewest: bool
+    model: nn.Module, prompt: Tensor, put_back: Callable[[], None], static: bool, fewest: bool, prompts: bool
 ) -> list[GenerationCall]:
-    """The calls of ``model.generate`` for the prompt of ``call``, without and with a mask, and its step on a static
-    cache if requested; none where the method is missing, passes no cache, or raises."""
-    prompt = prompt_of(model, call, CALLS)
-    if prompt is None:
-        return []
+    """The calls of ``model.generate`` for the ``prompt``, without and with a mask, and its step on a static cache if
+    requested; only the steps without ``prompts``; none where the method raises."""
     observed: list[list[GenerationCall]] = []
     on_static = None
     # Encoder-decoders pass on every given mask, even without padding.
-    both = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    both = is_encoder_decoder(model)
     for masked in (False, True) if static or both or not fewest else (False,):
         try:
-            calls = _observed(model, prompt, masked)
+            observed.append(_observed(model, prompt, masked))
             # transformers may drop a mask of ones, and with it the mask of unused cache entries.
-            on_static = _on_static_cache(model, calls[-1]) if static and masked and calls else None
+            if static and masked and observed[-1]:
+                on_static = _on_static_cache(model, observed[-1][-1])
         except Exception:  # its configuration may have any effect
             continue
         finally:
             put_back()
-        observed.append(calls)
     if fewest:
         observed = [calls[:1] if on_static else calls for calls in (observed if both else observed[:1])]
+    if not prompts:
+        observed = [calls[1:] for calls in observed]
     found: dict[Any, GenerationCall] = {}
     for calls in observed:
         for place, each in enumerate(calls):
@@ -110,38 +140,78 @@ def _generation_calls(
 
 def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall | None:
     """Return ``step`` with a static cache as its cache; None where the model then computes different outputs."""
-    call, mask = _static(step.call, SPARE), step.example.kwargs.get("attention_mask")
-    example = None if mask is None else _static(step.example, capacity_for(mask.shape[1]) - mask.shape[1])
-    if call is None or example is None or "sequence" not in step.varied:
+    if is_encoder_decoder(model):
+        step = GenerationCall(
+            _with_mask(step.call),
+            _with_mask(step.example),
+            {name: _with_mask(each) for name, each in step.varied.items()},
+        )
+    call, example = _static(step.call, SPARE), _static(step.example)
+    if call is None or example is None:
         return None
     with torch.no_grad():
         logits, others = (each(model).logits for each in (step.call, call))
     if not is_close(logits, others, TOLERANCES):
         return None
     varied = {name: _static(each, SPARE) for name, each in step.varied.items() if name != "step"}
+    varied = {"batch": varied.pop("batch"), "capacity": _static(step.call, SPARE + 1), **varied}
     return GenerationCall(call, example, {name: each for name, each in varied.items() if each is not None})
 
 
-def _static(step: ExampleCall, spare: int) -> ExampleCall | None:
-    """Return ``step`` with a static cache that has room for its tokens and ``spare`` more; None where its cache is not
-    a ``DynamicCache`` of one length, or it has arguments outside ``OF_STEP``."""
-    mask, past = step.kwargs.get("attention_mask"), step.kwargs.get("past_key_values")
-    if step.args or not OF_STEP.issuperset(step.kwargs) or mask is None or type(past).__name__ != "DynamicCache":
-        return None
-    held = [tensor for layer in past.layers for tensor in (layer.keys, layer.values)]
-    lengths = {tensor.shape[-2] for tensor in held}
-    if lengths != {mask.shape[1] - 1}:
-        return None
-    (length,) = lengths
-    padded = [nn.functional.pad(tensor, (0, 0, 0, spare + 1)) for tensor in held]
-    cache = static_key_values()([torch.tensor(length, device=mask.device), *padded])
-    changed = {"attention_mask": nn.functional.pad(mask, (0, spare), value=1), "past_key_values": cache}
-    return ExampleCall((), {**step.kwargs, **changed})
+def _with_mask(step: ExampleCall) -> ExampleCall:
+    """Return a ``step`` of an encoder-decoder with a mask of the decoder's tokens, of which one is hidden: transformers
+    may drop a mask of ones."""
+    past = next((value for value in step.kwargs.values() if is_cache(value)), None)
+    ids = step.kwargs.get("decoder_input_ids")
+    if past is None or ids is None or step.kwargs.get(_DECODER_MASK) is not None:
+        return step
+    mask = torch.ones(ids.shape[0], past.get_seq_length() + 1, dtype=torch.long, device=ids.device)
+    mask[0, 0] = 0
+    return ExampleCall((), {**step.kwargs, _DECODER_MASK: mask})
 
 
-def _captured(model: nn.Module, generation: GenerationCall) -> Capture:
+def _static(step: ExampleCall, spare: int | None = None) -> ExampleCall | None:
+    """Return ``step`` with a static cache that has room for its tokens and ``spare`` more, by default up to the next
+    usual capacity; None where its cache is not a ``DynamicCache`` of one length, or an ``EncoderDecoderCache`` of two,
+    or it has arguments outside ``OF_STEP``. Without keys and values, it needs no mask."""
+    named = [(name, value) for name, value in step.kwargs.items() if is_cache(value)]
+    if step.args or not OF_STEP.issuperset(step.kwargs) or len(named) != 1 or not is_resident(named[0][1]):
+        return None
+    ((name, past),) = named
+    changed = dict(step.kwargs)
+    growing = getattr(past, "self_attention_cache", past)
+    held = [tensor for layer in growing.layers for _, tensor in tensors_of(layer)]
+    if not held:
+        return None
+    lengths = {layer.get_seq_length() for layer in growing.layers if hasattr(layer, "keys")}
+    length = max(lengths, default=0)
+    of_tokens = "attention_mask" if growing is past else _DECODER_MASK
+    mask = changed.get(of_tokens)
+    if lengths and (mask is None or lengths != {mask.shape[1] - 1}):
+        return None
+    spare = capacity_for(length + 1) - length - 1 if spare is None else spare
+    cache = as_static(growing, torch.tensor(length, device=held[0].device), spare + 1)
+    if growing is not past:
+        cache = with_cache_of_tokens(past, cache)
+    changed[name] = cache
+    if mask is not None:
+        changed[of_tokens] = nn.functional.pad(mask, (0, spare), value=1)
+    return ExampleCall((), changed)
+
+
+def _captured_as_example(model: nn.Module, generation: GenerationCall, budget: Budget) -> Capture:
+    """Capture the call with the prompt of the example, for code that differs by length, as beyond a window."""
+    vary, example = generation.vary_example, generation.example
+    return _captured(model, GenerationCall(example, example, {} if vary is None else vary()), budget)
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _captured(model: nn.Module, generation: GenerationCall, budget: Budget) -> Capture:
     free = choices(model, generation.call, generation.varied)
-    return capture(model, "", generation.call, free, generation.example)
+    return capture(model, "", generation.call, free, generation.example, budget)
 
 
 def prompt_of(model: nn.Module, call: ExampleCall, new_tokens: int = 0) -> Tensor | None:
@@ -170,15 +240,18 @@ def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[Generation
     small = repeated_to(small, 1, LENGTH) if of_tokens else small
     calls = _calls(model, small, masked)
     examples = _calls(model, prompt, masked)
-    larger = {"batch": _calls(model, repeated_to(small, 0, BATCH + 1), masked)}
-    if of_tokens:
-        larger["sequence"] = _calls(model, repeated_to(small, 1, LENGTH + 1), masked)
-    found = [
-        GenerationCall(calls[place], examples[place], {name: varied[place] for name, varied in larger.items()})
-        for place in (PROMPT, STEP)
-    ]
+
+    def larger(prompt: Tensor, place: int) -> dict[str, ExampleCall]:
+        dimensions = {"batch": 0, "sequence": 1} if of_tokens else {"batch": 0}
+        wider = {name: repeated_to(prompt, each, prompt.shape[each] + 1) for name, each in dimensions.items()}
+        return {name: _calls(model, each, masked)[place] for name, each in wider.items()}
+
+    found = [GenerationCall(calls[place], examples[place], larger(small, place)) for place in (PROMPT, STEP)]
+    found[0].vary_example = partial(larger, prompt, PROMPT)
+    found[1].vary_example = lambda: larger(prompt, STEP) | {"step": examples[STEP + 1]}
     found[1].varied["step"] = calls[STEP + 1]
-    return found if all(caches_in(each.call.kwargs.values()) for each in found) else []
+    # Without caches, each call has all tokens.
+    return found if all(caches_in(each.call.kwargs.values()) for each in found) else found[:1]
 
 
 def _calls(model: nn.Module, prompt: Tensor, masked: bool) -> list[ExampleCall]:

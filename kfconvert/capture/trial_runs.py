@@ -139,10 +139,12 @@ class Trial:
 
 
 def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
-    """Return a call of ``model`` with 2 entries in each free size of ``region``, or with the sizes of ``leaves`` where
-    it does not support that; None where it supports neither."""
+    """Return a call of ``model`` with a few entries in each free size of ``region``, or with the sizes of ``leaves``
+    where the guard or the model does not support that; None where the model supports neither."""
     for few in (with_few(region, leaves), leaves) if region.guard.free else (leaves,):
         given = _resized(region, few)
+        if few is not leaves and region.guard.refusal(given) is not None:
+            continue
         with suppress(Exception):  # the model does not support these sizes
             keywords, tensors = region.call.keywords(given), [leaf for leaf in given if isinstance(leaf, Tensor)]
             passed, before = region.call.passed((), keywords), pytree.tree_flatten(keywords)

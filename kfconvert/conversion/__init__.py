@@ -1,6 +1,6 @@
 """The steps of a conversion, its measurements and decisions, and its statistics."""
 
-from .captures import Captures, gathered, note_layouts
+from .captures import Captures, captured_steps, gathered, note_layouts
 from .checks import (
     ConversionError,
     check_arguments,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..capture import (
     refused_in_every_form,
     with_few,
 )
+from ..generation import runs_usual_loop
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
@@ -35,20 +37,32 @@ WHOLE_SECONDS, PARTS_SECONDS = 300.0, 4.0
 # If the model was captured as a whole, its parts only serve calls that the guard refuses. Their captures take at most
 # this share of the time of the whole, or PARTS_SECONDS if that is more.
 PARTS_SHARE = 0.5
+# Limits of the processor time for a call that ``generate`` makes: in seconds, and as a multiple of the example call's.
+STEP_SECONDS, LONGER = 20.0, 3.0
 
 
 @dataclass(frozen=True)
 class Captures:
     """``forms`` of the whole model, the example's first, and its ``parts``.
 
-    ``regions`` has each attempted region: whether it was captured, or why not. ``left_out`` is the number of submodules
-    that were skipped for lack of time.
+    ``regions`` has each attempted region, the example call of the model first: whether it was captured, or why not.
+    ``left_out`` is the number of submodules that were skipped for lack of time.
     """
 
     forms: tuple[Capture, ...]
     parts: tuple[Part, ...]
     regions: tuple[dict[str, Any], ...]
     left_out: int = 0
+
+    @property
+    def example(self) -> Capture | None:
+        """The capture of the model that serves the example call."""
+        return self.forms[0] if self.forms and self.regions[0]["captured"] else None
+
+    @property
+    def others(self) -> tuple[Capture, ...]:
+        """The captures of the model that serve other calls."""
+        return self.forms[self.example is not None :]
 
     def every(self) -> Iterator[Capture]:
         """Yields the captures of the whole model, then those of its parts."""
@@ -58,8 +72,8 @@ class Captures:
 
     def outermost(self) -> list[Capture]:
         """Returns the captures that serve the example call: of the model, or of the outermost parts."""
-        if self.forms:
-            return [self.forms[0]]
+        if self.example is not None:
+            return [self.example]
         paths = {captured.path for captured in self.every()}
         return [captured for captured in self.every() if paths.isdisjoint(parents(captured.path))]
 
@@ -81,18 +95,19 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         for call in calls:
             found.append(refusal or capture_form(model, call, min(WHOLE_SECONDS, budget.left() - PARTS_SECONDS)))
             advance()
-        first = next((form for form in found if isinstance(form, Capture)), None)
+        first = found[0] if isinstance(found[0], Capture) else None
         cheap = None
         if first is not None:  # a few entries in each size that it leaves free
             cheap = ExampleCall((), first.region.call.keywords(with_few(first.region, first.leaves)))
         prepared.own_state.resettle()
-        replayed = replayed and not (first is not None and first.region.communicates)
-        for each, captured in capture_generation(
-            model, prepared.call, found[0], prepared.own_state.resettle, replayed, fewest=not effort.other_calls
-        ):
-            calls.append(each)
-            found.append(captured)
         fewest = not effort.other_calls
+        seconds = (stages.spent() - begin) / len(calls)
+        with budget.paused():
+            for each, captured in captured_steps(
+                model, prepared.call, found[0], prepared.own_state.resettle, replayed, fewest, seconds
+            ):
+                calls.append(each)
+                found.append(captured)
         parts = Parts(model, prepared.counting, prepared.own_state.resettle, fewest, budget)
         if first is None:
             parts.search(prepared.call, cheap)
@@ -106,6 +121,26 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         prepared.own_state.release()
         advance()
     return gathered(model, calls, found, parts.found, parts.refused, parts.left_out)
+
+
+def captured_steps(
+    model: nn.Module,
+    call: ExampleCall,
+    first: Capture | CaptureError,
+    put_back: Callable[[], None],
+    replayed: bool,
+    fewest: bool,
+    seconds: float = math.inf,
+) -> list[tuple[ExampleCall, Capture | CaptureError]]:
+    """Returns the captures of the calls that ``generate`` makes, see ``capture_generation``. The step on a static cache
+    is among them only if the loop of recorded steps can serve the model.
+
+    ``seconds``: processor time of the capture of ``call``.
+    """
+    communicates = isinstance(first, Capture) and first.region.communicates
+    static = replayed and not communicates and runs_usual_loop(model)
+    limit = max(STEP_SECONDS, LONGER * seconds)
+    return capture_generation(model, call, first, put_back, static, fewest, limit)
 
 
 def note_layouts(model: nn.Module, parts: Sequence[Part], calls: Sequence[ExampleCall]) -> None:
@@ -131,8 +166,8 @@ def gathered(
     refused: Sequence[Refused] = (),
     left_out: int = 0,
 ) -> Captures:
-    """Returns ``found`` for each of the ``calls``, and ``parts``. Adds the ``refused`` regions if no call was
-    captured."""
+    """Returns ``found`` for each of the ``calls``, and ``parts``. Adds the ``refused`` regions if the first call
+    was not captured."""
     forms = tuple(form for form in found if isinstance(form, Capture))
     regions = [
         _region(model, call.summary(), "", form if isinstance(form, CaptureError) else None)
@@ -140,7 +175,8 @@ def gathered(
     ]
     regions += [_region(model, captured.path, captured.path) for part in parts for captured in part.captures]
     distinct = {(each.path, str(each.error)): each for each in refused}  # from searches for several example calls
-    regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else distinct.values())]
+    captured = bool(found) and isinstance(found[0], Capture)
+    regions += [_region(model, each.path, each.path, each.error) for each in (() if captured else distinct.values())]
     return Captures(forms, tuple(parts), tuple(regions), left_out)
 
 

@@ -104,9 +104,9 @@ def generate_again(captures: Captures, ledger: Ledger, generated: list[tuple[str
 def _served(captures: Captures, ledger: Ledger) -> tuple[Capture, Variant] | None:
     """Returns the first call form and its variant, if its calls are recorded."""
     guarded = ledger.guarded.get("")
-    if not captures.forms or guarded is None:
+    form = captures.example
+    if form is None or guarded is None:
         return None
-    form = captures.forms[0]
     variant = next((each for each in guarded.variants if each.region is form.region), None)
     if variant is None or not variant.serves or not variant.is_recorded or form.region.call.form.caches:
         return None

@@ -37,9 +37,9 @@ class Layouts:
                     advance()
         for part in self._captures.parts:
             self._decide_others(part)
-            if self._selector.timed and (part.method or not self._captures.forms):
+            if self._selector.timed and (part.method or self._captures.example is None):
                 self._reject_slow(part)
-        for form in self._captures.forms[1:]:
+        for form in self._captures.others:
             # For a step of one token, the strategies of a prompt may be slow. A step on a static cache is always
             # replayed, never launched.
             if self._selector.timed and form.region.call.form.caches and not form.region.takes_static_cache:
@@ -90,9 +90,9 @@ class Layouts:
     def _select_layout(self, captured: Capture) -> None:
         modules: list[Any] = [site.replacement.module for site in captured.sites if has_layout(site)]
         laid_out = [module.channels_last for module in modules if id(module) in self._decided]
-        forms = self._captures.forms
-        if laid_out or (forms and captured is not forms[0]):
-            self._lay_out(captured, laid_out[0] if laid_out else forms[0].channels_last)
+        example = self._captures.example
+        if laid_out or (example and captured is not example):
+            self._lay_out(captured, laid_out[0] if laid_out else example.channels_last)  # type: ignore[union-attr]
             return
         if not modules or not self._selector.timed:
             self._lay_out(captured, channels_last=bool(modules))

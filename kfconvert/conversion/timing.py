@@ -112,9 +112,9 @@ def time(
 def _serves_example(captures: Captures, ledger: Ledger) -> bool:
     """Whether a program of the whole model, or of a part, serves the example call."""
     whole = ledger.guarded.get("")
-    if captures.forms and whole is not None:
-        return any(variant.region is captures.forms[0].region for variant in whole.variants)
-    return bool(ledger.guarded)
+    if captures.example is not None and whole is not None:
+        return any(variant.region is captures.example.region for variant in whole.variants)
+    return any(path for path in ledger.guarded)
 
 
 def without_gain(captures: Captures, ledger: Ledger, timings: Timings | None) -> bool:
@@ -123,7 +123,7 @@ def without_gain(captures: Captures, ledger: Ledger, timings: Timings | None) ->
     variants = chain.from_iterable(guarded.variants for guarded in ledger.guarded.values())
     if all(variant.program.fused for variant in variants):
         return False
-    is_timed = bool(captures.forms) and not captures.forms[0].applied
+    is_timed = captures.example is not None and not captures.example.applied
     gains = timings is not None and timings.faster(LEAST_GAIN) if is_timed else True
     return not (ledger.graphs.enabled and gains)
 

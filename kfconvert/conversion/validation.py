@@ -41,13 +41,13 @@ def validate(
     of_parts = any(captured.applied for part in captures.parts if not part.method for captured in part.captures)
     judge = None
     with stages.stage("validate", 2) as advance:
-        if accuracy_threshold is not None and (captures.forms or of_parts or prepared.methods):
+        if accuracy_threshold is not None and (captures.example or of_parts or prepared.methods):
             judge = Judge(prepared.model, prepared.call, prepared.outputs, accuracy_threshold)
             if of_parts:
                 judged.judge_parts(judge)
             advance()
-            if captures.forms and not judged.reverted:
-                judged.judge_whole(judge, captures.forms[0])
+            if captures.example is not None and not judged.reverted:
+                judged.judge_whole(judge, captures.example)
             for call, outputs in prepared.methods if not judged.reverted else ():
                 judged.judge_method(Judge(prepared.model, call, outputs, accuracy_threshold), call.method)
         advance()

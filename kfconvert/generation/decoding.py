@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import inspect
@@ -16,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..inputs import capacity_for
+from ..inputs import capacity_for, keep_apart, twin
 from ..runtime import OfConversion, Pool, Variant, WeakModule, can_record, guarded_forward, has_hooks
-from .request import NotServed, Request, request
-from .session import Session
+from .request import CACHES, NotServed, Request, request
+from .session import Session, source_of
 
 # A cache first has room for the prompt and this number of new tokens, then twice as many each time.
 FIRST_ROOM = 256
 # Number of steps between checks whether all rows have finished, which synchronize with the device.
 STEPS_BETWEEN = 8
-# Number of recently used (batch size, capacity) pairs whose caches are kept.
+# Number of recently used combinations of batch size and capacities whose caches are kept.
 MOST_SESSIONS = 4
 # Seconds to wait before checking what the running call is doing.
 _LOOK_SECONDS = 0.01
@@ -46,6 +45,11 @@ _OTHER_MODES = {
 # The modules of methods that transformers' loop calls, and packages that may decorate them.
 _LOOPS = "transformers.generation.utils"
 _DECORATE = ("torch.", "transformers.", "contextlib")
+# The models of transformers with a ``prepare_inputs_for_generation`` that makes other arguments only for prompts and
+# for transformers' static cache, or arguments that are equal in all steps. Those of Phi 3 differ beyond a length.
+_SAME_STEPS = frozenset(
+    "bamba bloom falcon_h1 falcon_mamba gemma3 mamba mamba2 nemotron_h phi3 phimoe zamba zamba2".split()
+)
 
 
 class Generate(OfConversion):
@@ -69,7 +73,7 @@ class Generate(OfConversion):
         self._lock = threading.Lock()
         # Whether the call with the lock runs a streamer or criteria, which may do anything.
         self._has_listeners = False
-        self._sessions: OrderedDict[tuple[int, int], Session] = OrderedDict()
+        self._sessions: OrderedDict[tuple[int, int, int], Session] = OrderedDict()
         # One pool for all sessions, which take turns. Separate pools would keep the memory of deleted sessions.
         self._pools: dict[torch.device, Pool] = {}
         self.served = 0
@@ -88,7 +92,7 @@ class Generate(OfConversion):
 
     def info(self) -> dict[str, Any]:
         """Returns ``served``, the number of ``generate`` calls with recorded steps; ``others``, the numbers of other
-        calls by reason; ``sessions``, the number of (batch size, capacity) pairs with caches."""
+        calls by reason; ``sessions``, the number of combinations of batch size and capacities with caches."""
         return {"served": self.served, "others": dict(self.others), "sessions": len(self._sessions)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,9 +116,9 @@ class Generate(OfConversion):
             if (getattr(config, name, None) if value is None else value) not in plain:
                 return f"the call sets {name}"
         own = vars(model).keys() - {"generate"}  # this object
-        for name in _of_loop():
-            if name in own or not _is_of_transformers(type(model), name):
-                return f"it overrides {name}"
+        overridden = next((name for name in _of_loop() if name in own), None) or _overridden(type(model))
+        if overridden is not None:
+            return f"it overrides {overridden}"
         guarded = guarded_forward(model)
         if guarded is None:
             return "its forward was replaced, for example by a compiler"
@@ -145,9 +149,13 @@ class Generate(OfConversion):
             )
             listeners = _Listeners(asked, streamer)
             with self._taking_turns(listeners):
-                tokens = self._tokens(model, asked, listeners, input_ids, model_kwargs)
+                tokens = self._tokens(model, asked, listeners, input_ids, generation_config, model_kwargs)
             self.served += 1
-            return tokens
+            if not generation_config.return_dict_in_generate:
+                return tokens
+            output = importlib.import_module(_LOOPS).GenerateDecoderOnlyOutput
+            cache = next(model_kwargs[name] for name in CACHES if name in model_kwargs)
+            return output(sequences=tokens, past_key_values=cache)
         except NotServed as reason:
             if listeners is not None and listeners.have_heard:
                 raise RuntimeError(
@@ -180,29 +188,51 @@ class Generate(OfConversion):
             self._lock.release()
 
     def _tokens(
-        self, model: Any, asked: Request, listeners: _Listeners, input_ids: Tensor, model_kwargs: dict[str, Any]
+        self,
+        model: Any,
+        asked: Request,
+        listeners: _Listeners,
+        input_ids: Tensor,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
     ) -> Tensor:
-        """Returns the tokens. Raises NotServed if the model has changed since its program was created. In this case the
-        only side effect is that the ``listeners`` have received tokens."""
+        """Returns the tokens, and writes to the cache in ``model_kwargs`` if the caller receives it.
+
+        Raises NotServed if the model has changed since its program was created. In this case the only side effect is
+        that the ``listeners`` have received tokens.
+        """
         batch, length = input_ids.shape
         # Another loop must not see the tokens that the model writes to its cache.
-        model_kwargs = {**model_kwargs, "past_key_values": copy.deepcopy(model_kwargs["past_key_values"])}
+        cache = model_kwargs[asked.cache]
+        model_kwargs = {**model_kwargs, asked.cache: twin(cache)}
+        keep_apart(model_kwargs[asked.cache])
         if asked.max_length - length < 2:
             raise NotServed("it generates a single token")
-        session = self._session(model, batch, min(asked.max_length, length + FIRST_ROOM))
+        first = getattr(model.config, "original_max_position_embeddings", None)
+        if first is not None and asked.max_length > first:
+            raise NotServed(f"the model computes other angles beyond {first} tokens")
+        source = capacity_for(source_of(model_kwargs))
+        session = self._session(model, batch, min(asked.max_length, length + FIRST_ROOM), source)
         self._ready(model, session)
-        inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
-        outputs = model(**inputs, return_dict=True)
+        outputs = model._prefill(input_ids, generation_config, model_kwargs)
         generator = _generator(session.device) if asked.do_sample else None
         before = None if generator is None else generator.get_state()
-        session.begin(asked, input_ids, model_kwargs, outputs.past_key_values, outputs.logits[:, -1])
-        del outputs, inputs
+        filled = getattr(outputs, asked.cache)
+        session.begin(asked, input_ids, model_kwargs, filled, outputs.logits[:, -1])
+        kept = filled if asked.returns_cache else None
+        del outputs, filled, model_kwargs
         try:
-            return self._continued(model, asked, listeners, session, length + 1, generator)
+            session, count = self._continued(model, asked, listeners, session, length + 1, generator)
         except NotServed:
             if generator is not None and before is not None:
                 generator.set_state(before)
             raise
+        if kept is not None:
+            session.hand_back(kept, count - 1)
+            for layer, written in zip(cache.layers, kept.layers):
+                vars(layer).update(vars(written))
+            cache.layers += kept.layers[len(cache.layers) :]
+        return session.sequences[:, :count].clone()
 
     def _continued(
         self,
@@ -212,18 +242,22 @@ class Generate(OfConversion):
         session: Session,
         made: int,
         generator: torch.Generator | None,
-    ) -> Tensor:
-        """Continues ``_tokens`` with ``made`` tokens, including the prompt, in the ``session``."""
+    ) -> tuple[Session, int]:
+        """Continues ``_tokens`` with ``made`` tokens, including the prompt, in the ``session``. Returns the last
+        session and its number of tokens."""
         states: list[Tensor] = []  # of the generator, before each of the last steps
         is_over = listeners.are_wanted and listeners.hear(session, made)
         while made < asked.max_length and not is_over:
             if made >= session.capacity:
-                larger = self._session(model, session.batch, min(asked.max_length, 2 * session.capacity))
+                room = min(asked.max_length, 2 * session.capacity)
+                larger = self._session(model, session.batch, room, session.source)
                 session.grown(larger)
                 session = larger
             self._ready(model, session)
             step = session.step(asked)
-            several = STEPS_BETWEEN if session.pool is not None and not listeners.are_wanted else 1
+            # Recurrent states of a cache to return must not include tokens after the end of all rows.
+            singly = session.pool is None or listeners.are_wanted or (asked.returns_cache and session.is_recurrent)
+            several = 1 if singly else STEPS_BETWEEN
             end = min(made + several, asked.max_length, session.capacity)
             del states[:]
             for _ in range(end - made):
@@ -239,7 +273,7 @@ class Generate(OfConversion):
         count = int(session.length)
         if generator is not None and count < made:  # restore the state after the last needed draw
             generator.set_state(states[count - made])
-        return session.sequences[:, :count].clone()
+        return session, count
 
     def _ready(self, model: Any, session: Session) -> None:
         """Raises NotServed if the program is not valid for the current model, or a step would skip hooks of the
@@ -252,9 +286,9 @@ class Generate(OfConversion):
         if reason is not None:
             raise NotServed(reason)
 
-    def _session(self, model: Any, batch: int, tokens: int) -> Session:
-        """Returns a session with room for ``tokens`` tokens."""
-        key = batch, capacity_for(tokens)
+    def _session(self, model: Any, batch: int, tokens: int, source: int) -> Session:
+        """Returns a session with room for ``tokens`` tokens, and ``source`` tokens of an encoder."""
+        key = batch, capacity_for(tokens), source
         guarded = guarded_forward(model)
         variant = next(filter(_makes_steps, guarded.variants if guarded else ()), None)
         if variant is None:
@@ -315,15 +349,31 @@ def _of_loop() -> tuple[str, ...]:
     return ("generate", "_sample", *sorted(name for name in called if inspect.isfunction(vars(mixin).get(name))))
 
 
+def runs_usual_loop(model: nn.Module) -> bool:
+    """Whether ``generate`` of ``model`` runs transformers' loop, which recorded steps can replace."""
+    has_loop = any(base.__module__ == _LOOPS for base in type(model).__mro__)
+    return has_loop and _overridden(type(model)) is None
+
+
+def _overridden(kind: type) -> str | None:
+    """The first method of the loop that a class overrides in a way that may change its steps."""
+    return next((name for name in _of_loop() if not _is_of_transformers(kind, name)), None)
+
+
 def _is_of_transformers(kind: type, name: str) -> bool:
-    """Whether a class inherits the method ``name`` of transformers' mixin."""
+    """Whether a class inherits the method ``name`` of transformers' mixin, or has an override with the same steps."""
     found: Any = getattr(kind, name, None)
     while hasattr(found, "__wrapped__"):
         if not str(getattr(found, "__globals__", {}).get("__name__")).startswith(_DECORATE):
             return False
         found = found.__wrapped__
     code = getattr(found, "__code__", None)
-    return code is not None and code.co_filename == importlib.import_module(_LOOPS).__file__
+    if code is None:
+        return False
+    package = found.__globals__["__name__"].split(".")
+    if name == "prepare_inputs_for_generation" and package[:2] == ["transformers", "models"]:
+        return package[2] in _SAME_STEPS
+    return code.co_filename == importlib.import_module(_LOOPS).__file__
 
 
 def _makes_steps(variant: Variant) -> bool:

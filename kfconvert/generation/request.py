@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..inputs import is_resident, layers_of, tensors_of
+
 # Logits processors of transformers whose results do not change if a row of tokens is padded with one of its tokens, and
 # that depend on nothing else that changes between steps.
 _AS_THEY_ARE = frozenset(
@@ -20,8 +22,12 @@ _PENALTY, _MIN_LENGTH, _MIN_NEW = (
     "MinNewTokensLengthLogitsProcessor",
 )
 _CRITERIA = frozenset(("MaxLengthCriteria", "EosTokenCriteria"))
-# The arguments of the model, besides the cache.
-_OF_MODEL = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
+# The names of the cache, and all arguments of the model.
+CACHES = ("past_key_values", "cache_params")
+_OF_MODEL = frozenset(("attention_mask", "position_ids", "use_cache", "logits_to_keep", "encoder_outputs", *CACHES)) | {
+    "decoder_attention_mask",
+    "decoder_position_ids",
+}
 
 
 class NotServed(Exception):
@@ -34,7 +40,8 @@ class Request:
 
     ``processors`` change the scores in this order. ``ends`` are the tokens that finish a row, which then gets ``pad``;
     empty if only the length ends rows. ``max_length`` includes the prompt. ``criteria`` are all stopping criteria if
-    one of them must run after each token, else None.
+    one of them must run after each token, else None. ``cache`` is the name of the cache among the arguments of the
+    model; ``returns_cache``: whether the caller receives it.
     """
 
     processors: tuple[Any, ...]
@@ -44,6 +51,8 @@ class Request:
     max_length: int
     least: int
     criteria: Any = None
+    cache: str = CACHES[0]
+    returns_cache: bool = False
 
     @property
     def key(self) -> Hashable:
@@ -108,19 +117,25 @@ def request(
         raise NotServed("it is neither greedy search nor sampling")
     for is_so, reason in (
         (synced, "it synchronizes ranks (synced_gpus)"),
-        (config.return_dict_in_generate, "it returns more than tokens"),
+        (_returns_more(config), "it returns more than tokens and a cache"),
         (not config.use_cache, "it uses no cache"),
-        (config.prefill_chunk_size is not None, "it processes the prompt in chunks"),
     ):
         if is_so:
             raise NotServed(reason)
-    if not _OF_MODEL.issuperset(of_model) or not input_ids.shape[1]:
-        raise NotServed(f"the model receives {', '.join(sorted(of_model.keys() - _OF_MODEL)) or 'no tokens'}")
-    cache: Any = of_model.get("past_key_values")
-    if type(cache).__name__ != "DynamicCache" or cache.get_seq_length():
-        raise NotServed("its cache is not a new DynamicCache")
-    if getattr(cache, "_is_user_defined", False):
-        raise NotServed("it fills a cache that the caller passed")
+    given = {argument for argument, value in of_model.items() if value is not None}
+    if not _OF_MODEL.issuperset(given) or not input_ids.shape[1]:
+        raise NotServed(f"the model receives {', '.join(sorted(given - _OF_MODEL)) or 'no tokens'}")
+    name = next((each for each in CACHES if of_model.get(each) is not None), CACHES[0])
+    cache, mask = of_model.get(name), of_model.get("attention_mask")
+    if not is_resident(cache):
+        raise NotServed("its cache is not a DynamicCache on the device with the usual layers")
+    is_filled = any(any(tensors_of(each)) for each in layers_of(cache))
+    returns_cache = bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
+    if "encoder_outputs" in given and (is_filled or returns_cache):
+        raise NotServed("it receives or returns the cache of an encoder-decoder")
+    masked = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
+    if is_filled and masked != input_ids.shape[1]:
+        raise NotServed("its prompt lacks the tokens in the cache")
     named = {type(each).__name__: each for each in criteria if _is_known_criterion(each)}
     unknown = [type(each).__name__ for each in processors if not _is_known(each)]
     if unknown:
@@ -141,7 +156,15 @@ def request(
         named["MaxLengthCriteria"].max_length if "MaxLengthCriteria" in named else config.max_length,
         max((_least(each) for each in processors), default=0),
         criteria if len(named) < len(criteria) else None,
+        name,
+        returns_cache,
     )
+
+
+def _returns_more(config: Any) -> bool:
+    """Whether ``generate`` returns values of each step besides the tokens and the cache."""
+    names = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    return config.return_dict_in_generate and any(getattr(config, name, None) for name in names)
 
 
 def _is_known_criterion(criterion: Any) -> bool:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from ..inputs import SEQUENCES, STATES, caches_in, layers_of, set_tensor, tensors_of, twin
 from ..ops import next_token_
 from ..runtime import Pool, Repeated, Unrecordable, Variant, library_switches
-from .request import Request
+from .request import NotServed, Request
 
 # Maximum number of recordings (ways to select tokens) with the same tensors.
 MOST_RECORDINGS = 4
+
+
+class Names(NamedTuple):
+    """The names of the arguments of a step for its tokens, the mask of all tokens, and the positions of its tokens."""
+
+    ids: str
+    mask: str
+    positions: str
+
+    @classmethod
+    def of(cls, arguments: Iterable[str]) -> Names:
+        """Returns the names for a model with these arguments: an encoder-decoder, or another model."""
+        prefix = "decoder_" if "decoder_input_ids" in arguments else ""
+        return cls(*(prefix + name for name in ("input_ids", "attention_mask", "position_ids")))
 
 
 class _Fixed(NamedTuple):
@@ -32,17 +48,23 @@ class Session:
     before each step, so that recordings draw none.
 
     Args:
+        source: the number of tokens of an encoder for which there is room; 0 without an encoder.
         pool: memory pool of the recordings; None without recordings.
     """
 
-    def __init__(self, variant: Variant, batch: int, capacity: int, pool: Pool | None):
-        self.variant, self.batch, self.capacity, self.pool = variant, batch, capacity, pool
+    def __init__(self, variant: Variant, batch: int, capacity: int, source: int, pool: Pool | None):
+        self.variant, self.batch, self.capacity, self.source, self.pool = variant, batch, capacity, source, pool
         # Tensors created under inference_mode cannot be written outside of it.
         with torch.inference_mode(False):
-            self.leaves = _leaves(variant, batch, capacity)
-            self.arguments = variant.region.call.keywords(self.leaves)
-            self.cache = self.arguments["past_key_values"]
-            self.device: torch.device = self.arguments["input_ids"].device
+            self.arguments = variant.region.call.keywords(_leaves(variant, batch, capacity, source))
+            self.names = Names.of(self.arguments)
+            # The states of a made cache are copies.
+            self.leaves: list[Any] = variant.region.call.leaves((), self.arguments) or []
+            (self.cache,) = caches_in(self.arguments.values())
+            # The position is the number of tokens in the cache.
+            self._position = getattr(self.cache, "self_attention_cache", self.cache).position
+            self.is_recurrent = any(name[0] in STATES for each in layers_of(self.cache) for name, _ in tensors_of(each))
+            self.device: torch.device = self.arguments[self.names.ids].device
             new = partial(torch.zeros, device=self.device)
             self.sequences = new(batch, capacity + 1, dtype=torch.long)
             self.length, self.least = new(1, dtype=torch.long), new(1, dtype=torch.long)
@@ -63,8 +85,10 @@ class Session:
         Args:
             input_ids: its tokens, [batch, length].
             of_model: arguments of the model call.
-            filled: the ``DynamicCache`` that the model filled.
+            filled: the cache that the model filled. A layer with a window has dropped only tokens outside of it.
             logits: logits of the last token, [batch, words].
+
+        Raises NotServed if an argument has another structure than in the captured step.
         """
         batch, length = input_ids.shape
         self.sequences.copy_(input_ids[:, :1].expand_as(self.sequences))
@@ -73,27 +97,40 @@ class Session:
         self.least.fill_(asked.least)
         self.finished.fill_(False)
         self.is_undrawable.fill_(False)
-        held = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
-        found = [tensor for layer in filled.layers for tensor in (layer.keys, layer.values)]
-        torch._foreach_zero_(held)
-        # A layer with a window drops only tokens outside of the window.
-        places = [slice(length - source.shape[2], length) for source in found]
-        torch._foreach_copy_([target[:, :, place] for target, place in zip(held, places)], found)
+        held, found = _tensors(self.cache), _tensors(filled)
+        torch._foreach_zero_([tensor for _, tensor in held])
+        targets = [
+            target[:, :, length - source.shape[2] : length] if is_of_tokens else target[:, :, : source.shape[2]]
+            for (is_of_tokens, target), (_, source) in zip(held, found, strict=True)
+        ]
+        torch._foreach_copy_(targets, [source for _, source in found])
         # The next step increments it.
-        self.cache.position.fill_(length - 1)
-        mask, positions = of_model.get("attention_mask"), of_model.get("position_ids")
-        if "attention_mask" in self.arguments:
-            self.arguments["attention_mask"].fill_(1)
-            if mask is not None:
-                self.arguments["attention_mask"][:, :length] = mask
-        if "position_ids" in self.arguments:
-            last = torch.full((batch, 1), length - 1, device=self.device) if positions is None else positions[:, -1:]
-            self.arguments["position_ids"].copy_(last.expand(batch, 1))
+        self._position.fill_(length - 1)
+        for name, target in self.arguments.items():
+            given = of_model.get(name)
+            if name == self.names.mask:
+                target.fill_(1)
+                if given is not None:
+                    target[:, :length] = given
+            elif name == self.names.positions:
+                last = torch.full((batch, 1), length - 1, device=self.device) if given is None else given[:, -1:]
+                target.copy_(last.expand(batch, 1))
+            elif name != self.names.ids and target is not self.cache:
+                _fill(target, given, source_of(of_model))
         self._words = logits.shape[-1]
         if asked.do_sample:
             self._make_noise()
             self.draw()
         self._take(asked, self._fixed(asked), logits)
+
+    def hand_back(self, cache: Any, length: int) -> None:
+        """Writes the first ``length`` positions to ``cache``, the ``DynamicCache`` that the model has filled."""
+        for layer, held in zip(cache.layers, self.cache.layers, strict=True):
+            first = 0
+            if getattr(layer, "is_sliding", False):
+                first, layer.cumulative_length = max(0, length - layer.sliding_window + 1), length
+            for name, tensor in tensors_of(held):
+                set_tensor(layer, name, (tensor[:, :, first:length] if name[0] in SEQUENCES else tensor).clone())
 
     def grown(self, larger: Session) -> None:
         """Copies the state to ``larger``, which continues."""
@@ -102,16 +139,18 @@ class Session:
         for name in ("length", "least", "finished", "is_undrawable"):
             getattr(larger, name).copy_(getattr(self, name))
         for name, value in self.arguments.items():
-            if name == "attention_mask":
-                larger.arguments[name].fill_(1)
-                larger.arguments[name][:, : self.capacity] = value
-            elif isinstance(value, Tensor):
-                larger.arguments[name].copy_(value)
-        larger.cache.position.copy_(self.cache.position)
-        for held, others in zip(self.cache.layers, larger.cache.layers):
-            for source, target in ((held.keys, others.keys), (held.values, others.values)):
+            target = larger.arguments[name]
+            if name == self.names.mask:
+                target.fill_(1)
+                target[:, : self.capacity] = value
+            elif value is not self.cache:
+                _fill(target, value)
+        larger._position.copy_(self._position)
+        for (is_of_tokens, source), (_, target) in zip(_tensors(self.cache), _tensors(larger.cache)):
+            if is_of_tokens:
                 target.zero_()
-                target[:, :, : self.capacity] = source
+                target = target[:, :, : self.capacity]
+            target.copy_(source)
         larger._words = self._words
         if self._noise is not None:
             larger._make_noise()
@@ -119,7 +158,7 @@ class Session:
     def take_over(self, tokens: Tensor) -> None:
         """Sets the tokens of the rows to ``tokens`` [batch, length], the last of which is the next input."""
         self.sequences[:, : tokens.shape[1]] = tokens
-        self.arguments["input_ids"].copy_(tokens[:, -1:])
+        self.arguments[self.names.ids].copy_(tokens[:, -1:])
 
     def step(self, asked: Request) -> Callable[[], None]:
         """Returns a function that computes the next token of each row, and is recorded from its second call on. Call
@@ -158,9 +197,9 @@ class Session:
     def run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
         """Launches a step with ``plans``."""
         flat = self.variant.program.computed(plans, self.leaves)
-        cache = type(self.cache)(self.cache.tensors())
+        cache = twin(self.cache)
         outputs = self.variant.region.outputs.put_together(flat, [cache])
-        for held, written in zip(self.cache.tensors(), cache.tensors()):
+        for (_, held), (_, written) in zip(_tensors(self.cache), _tensors(cache)):
             if written.data_ptr() != held.data_ptr():
                 held.copy_(written)
         self._take(asked, fixed, outputs.logits[:, -1])
@@ -174,7 +213,7 @@ class Session:
             self.is_undrawable.logical_or_(scores[:, 0].isnan().any())
         next_token_(
             scores, None, self.least, fixed.ends, asked.pad, self.sequences, self.length, self.finished,
-            self.arguments["input_ids"], self.cache.position, self.arguments.get("position_ids"), self._scratch,
+            self.arguments[self.names.ids], self._position, self.arguments.get(self.names.positions), self._scratch,
         )  # fmt: skip
 
 
@@ -205,10 +244,45 @@ class _Step:
         self._has_run = True
 
 
-def _leaves(variant: Variant, batch: int, capacity: int) -> list[Any]:
+def _tensors(cache: Any) -> list[tuple[bool, Tensor]]:
+    """The tensors of the layers of a cache, and for each whether its dimension 2 has the tokens of the decoder."""
+    of_tokens = set(map(id, layers_of(getattr(cache, "self_attention_cache", cache))))
+    return [
+        (name[0] in SEQUENCES and id(layer) in of_tokens, tensor)
+        for layer in layers_of(cache)
+        for name, tensor in tensors_of(layer)
+    ]
+
+
+def source_of(of_model: dict[str, Any]) -> int:
+    """Returns the number of tokens of the encoder; 0 without an encoder."""
+    encoded = of_model.get("encoder_outputs")
+    return 0 if encoded is None else encoded[0].shape[1]
+
+
+def _fill(target: Any, given: Any, source: int = 0) -> None:
+    """Copies an argument to the tensors in ``target``, with zeros for missing tokens of an encoder. A missing mask has
+    ones for ``source`` tokens."""
+    places, spec = pytree.tree_flatten(target)
+    if given is None:
+        for place in places:
+            if isinstance(place, Tensor):
+                place.zero_()
+                place[:, :source] = 1
+        return
+    values, other = pytree.tree_flatten(given)
+    if spec != other:
+        raise NotServed("an argument has another structure than in the captured step")
+    for place, value in zip(places, values):
+        if isinstance(place, Tensor):
+            place.zero_()
+            place[tuple(map(slice, value.shape))] = value
+
+
+def _leaves(variant: Variant, batch: int, capacity: int, source: int) -> list[Any]:
     guard = variant.region.guard
-    sizes = {place: capacity for places in guard.free.values() for place in places}
-    sizes |= dict.fromkeys(guard.free.get("batch", ()), batch)
+    room = {"batch": batch, "capacity": capacity, "sequence": source}
+    sizes = {place: room[name.split()[0]] for name, places in guard.free.items() for place in places}
     leaves: list[Any] = [None] * len(variant.region.inputs)
     for index, value in guard.constants:
         leaves[index] = value

@@ -1,6 +1,19 @@
 """Example inputs: from the user, as a call, and as JSON."""
 
-from .caches import TreeForm, UnknownCache, caches_in, map_tensors, taken_apart
+from .caches import (
+    CacheKind,
+    TreeForm,
+    UnknownCache,
+    caches_in,
+    is_cache,
+    is_resident,
+    keep_apart,
+    layers_of,
+    map_tensors,
+    taken_apart,
+    twin,
+    with_cache_of_tokens,
+)
 from .call_form import MAX_SPELLINGS, CallForm
 from .equality import is_equal
 from .example import (
@@ -24,6 +37,6 @@ from .example import (
 from .lookups import bounded_lookups
 from .records import ClassName, class_name
 from .spec import InputSpecError, build, described
-from .static_cache import capacity_for, is_static_kind, static_key_values
+from .static_cache import SEQUENCES, STATES, as_static, capacity_for, set_tensor, tensors_of
 from .stored_values import Reader, Unstorable, Writer
 from .weighted_inputs import Weighted, weighted

@@ -5,6 +5,7 @@ The caches are not registered with pytree, because that would change how torch.e
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,61 +14,68 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .static_cache import is_static
+from .static_cache import STATES, is_static, is_static_kind, set_tensor, tensors_of
 
 # The modules of transformers with cache classes. They are imported if a cache exists.
 MODULE = "transformers.cache_utils"
 CACHES = frozenset(("DynamicCache", "EncoderDecoderCache"))
-SLIDING = "DynamicSlidingWindowLayer"
-LAYERS = frozenset(("DynamicLayer", SLIDING))
+# The classes of layers whose updates create new keys and values, and those with states that a forward writes in place.
+GROWING = frozenset(("DynamicLayer", "DynamicSlidingWindowLayer"))
+RECURRENT = frozenset(
+    (
+        "LinearAttentionLayer",
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+    )
+)
+LAYERS = GROWING | RECURRENT
+# The tokens that a layer has dropped outside of its window, as a tensor of shape [batch, tokens, 0].
+_DROPPED = ("dropped",)
 # Nested caches of an EncoderDecoderCache.
 INNER = ("self_attention_cache", "cross_attention_cache")
-# Attributes derived from the keys and the other attributes of a layer.
-_TENSORS = frozenset(("keys", "values"))
+# Attributes derived from the tensors and the other attributes, or without influence on a forward.
 _OF_WINDOW = frozenset(("cumulative_length", "_sliding_window_tensor"))
+_APART = frozenset(("layers", "position", "_is_user_defined"))
 _PLAIN = frozenset((bool, int, float, str, type(None), type, torch.dtype, torch.device))
 
 
 @dataclass(frozen=True)
 class CacheKind:
-    """The structure of a cache without its keys and values: class and attributes of the cache and of its layers, and
-    the kinds of nested caches.
+    """The structure of a cache without its tensors: class and attributes of the cache and of its layers, and the kinds
+    of nested caches.
 
-    ``filled``: whether each layer has keys and values, of shape [batch, heads, length, head size]. These are the
-    tensors of the cache, in the order of layers and then of nested caches.
+    Each of the ``layers`` has its class, its attributes, and the names of its tensors: those of ``tensors_of``, and
+    ``_DROPPED`` for a layer with a window. The tensors of a cache are in the order of layers and then of nested caches.
+    Those of a static cache begin with its position.
     """
 
     cls: type
     attributes: dict[str, Any]
-    layers: tuple[tuple[type, dict[str, Any]], ...] = ()
-    filled: tuple[bool, ...] = ()
+    layers: tuple[tuple[type, dict[str, Any], tuple[tuple[Any, ...], ...]], ...] = ()
     inner: tuple[tuple[str, CacheKind], ...] = ()
-    # For a static cache, whose attributes are all tensors.
-    static: int = 0
+
+    @property
+    def is_static(self) -> bool:
+        """Whether a cache of this kind, or a nested one, is a static cache."""
+        return is_static_kind(self) or any(kind.is_static for _, kind in self.inner)
 
     @property
     def count(self) -> int:
         """Returns the number of tensors."""
-        if self.static:
-            return self.static
-        return 2 * sum(self.filled) + sum(kind.count for _, kind in self.inner)
+        own = sum(len(names) for *_, names in self.layers) + is_static_kind(self)
+        return own + sum(kind.count for _, kind in self.inner)
 
     def made(self, tensors: Sequence[Any]) -> Any:
-        """Creates a cache of this kind from ``tensors``."""
-        if self.static:
-            return self.cls(tensors)
+        """Creates a cache of this kind from ``tensors``, which a forward with this cache does not change."""
         cache: Any = object.__new__(self.cls)
-        if self.inner:
-            vars(cache).update((name, object.__new__(kind.cls)) for name, kind in self.inner)
+        vars(cache).update((name, object.__new__(kind.cls)) for name, kind in self.inner)
         self.write(cache, tensors)
+        keep_apart(cache)
         return cache
 
     def write(self, cache: Any, tensors: Sequence[Any]) -> None:
         """Changes the object ``cache`` to this kind with ``tensors``."""
-        if self.static:
-            cache.write(tensors)
-            return
-        held = vars(cache)
+        held, rest = vars(cache), iter(tensors)
         if not self.inner:
             held.setdefault("layers", [])  # the first attribute, as after __init__
         for name, value in self.attributes.items():
@@ -76,23 +84,34 @@ class CacheKind:
             elif held.setdefault(name, dict(value)) != value:  # the dict may be shared
                 held[name].clear()
                 held[name].update(value)
-        rest = iter(tensors)
         for name, kind in self.inner:
             kind.write(held[name], [next(rest) for _ in range(kind.count)])
         if self.inner:
             return
+        if is_static_kind(self):
+            held["position"] = next(rest)
         layers = held["layers"]
-        layers += [object.__new__(cls) for cls, _ in self.layers[len(layers) :]]
-        for layer, (cls, attributes), filled in zip(layers, self.layers, self.filled):
+        layers += [object.__new__(cls) for cls, *_ in self.layers[len(layers) :]]
+        for layer, (_, attributes, names) in zip(layers, self.layers):
             own = vars(layer)
-            own["keys"], own["values"] = (next(rest), next(rest)) if filled else (None, None)
-            own.update(attributes)
-            if cls.__name__ == SLIDING:
-                own["cumulative_length"] = own["keys"].shape[-2] if filled else 0
+            for name, value in attributes.items():
+                own[name] = dict(value) if type(value) is dict else value
+            for place in names:
+                tensor = next(rest)
+                if place == _DROPPED:
+                    own["cumulative_length"] = own["keys"].shape[-2] + tensor.shape[1]
+                else:
+                    set_tensor(layer, place, tensor)
+            if "position" in held:
+                own["position"] = held["position"]
+            if "sliding_window" in own:
+                keys = own["keys"]
+                if keys is None:
+                    own["cumulative_length"] = 0
                 window = own.get("_sliding_window_tensor")
                 if window is None:
                     window = torch.tensor(attributes["sliding_window"], dtype=torch.long)
-                own["_sliding_window_tensor"] = window.to(own["keys"].device) if filled else window
+                own["_sliding_window_tensor"] = window if keys is None else window.to(keys.device)
 
 
 def is_cache(value: Any) -> bool:
@@ -103,48 +122,102 @@ def is_cache(value: Any) -> bool:
 
 def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
     """Returns the kind and the tensors of a cache. Returns None if its contents are unknown, such as a layer of another
-    class, or a layer that has dropped tokens outside its window."""
-    if is_static(cache):
-        tensors = cache.tensors()
-        return CacheKind(type(cache), {}, static=len(tensors)), tensors
+    class."""
     held = vars(cache)
     if type(cache).__name__ == "EncoderDecoderCache":
-        found = [kind_of(held[name]) if type(held.get(name)).__name__ == "DynamicCache" else None for name in INNER]
-        rest = {name: dict(v) if type(v) is dict else v for name, v in held.items() if name not in INNER}
+        nested = [held.get(name) for name in INNER]
+        found = [kind_of(each) if is_static(each) or type(each).__name__ == "DynamicCache" else None for each in nested]
+        names = _APART.union(INNER)
+        rest = {name: dict(v) if type(v) is dict else v for name, v in held.items() if name not in names}
         if None in found or held[INNER[0]] is held[INNER[1]] or not all(map(_is_plain_or_flags, rest.values())):
             return None
         kinds = tuple((name, kind) for name, (kind, _) in zip(INNER, found))  # type: ignore[misc]  # none is None
         return CacheKind(type(cache), rest, inner=kinds), [t for _, tensors in found for t in tensors]  # type: ignore[misc]
-    attributes = {name: value for name, value in held.items() if name != "layers"}
+    attributes = {name: value for name, value in held.items() if name not in _APART}
     layers = held["layers"]
     if not all(type(value) in _PLAIN or isinstance(value, type) for value in attributes.values()):
         return None
     if type(layers) is not list or len(set(map(id, layers))) < len(layers):
         return None
-    tensors = []
-    kinds_of_layers, filled = [], []
+    tensors = [held["position"]] if is_static(cache) else []
+    kinds_of_layers = []
     for layer in layers:
-        own = vars(layer)
-        cls, keys = type(layer), own.get("keys")
-        if cls.__module__ != MODULE or cls.__name__ not in LAYERS or (keys is None) != (own.get("values") is None):
+        if not is_static(cache) and not _is_layer(layer, LAYERS):
             return None
-        derived = _TENSORS
-        if cls.__name__ == SLIDING:
-            if own.get("cumulative_length") != (0 if keys is None else keys.shape[-2]):
-                return None
-            derived = _TENSORS | _OF_WINDOW
-        state = {name: value for name, value in own.items() if name not in derived}
-        if not _PLAIN.issuperset(map(type, state.values())):
+        own, named = vars(layer), dict(tensors_of(layer))
+        keys = own.get("keys")
+        if "cumulative_length" in own and keys is None and own["cumulative_length"]:
             return None
-        kinds_of_layers.append((cls, state))
-        filled.append(keys is not None)
-        if keys is not None:
-            tensors += (keys, own["values"])
-    return CacheKind(type(cache), attributes, tuple(kinds_of_layers), tuple(filled)), tensors
+        if "cumulative_length" in own and keys is not None:
+            # An empty tensor has the number of tokens that were dropped, which may vary, in its shape.
+            dropped = own["cumulative_length"] - keys.shape[-2]
+            named[_DROPPED] = keys.new_zeros((keys.shape[0], dropped, 0))
+        state = {}
+        for name, value in own.items():
+            if name in _OF_WINDOW or name in _APART or (name,) in named:
+                continue
+            state[name] = {k: v for k, v in value.items() if (name, k) not in named} if type(value) is dict else value
+        if not all(map(_is_plain_or_flags, state.values())):
+            return None
+        kinds_of_layers.append((type(layer), state, tuple(named)))
+        tensors += named.values()
+    return CacheKind(type(cache), attributes, tuple(kinds_of_layers)), tensors
+
+
+def _is_layer(layer: Any, names: frozenset[str]) -> bool:
+    return type(layer).__module__ == MODULE and type(layer).__name__ in names
+
+
+def keep_apart(cache: Any) -> None:
+    """Replaces tensors that a forward writes in place by copies."""
+    for layer in layers_of(cache):
+        for name, tensor in tensors_of(layer):
+            if name[0] in STATES:
+                set_tensor(layer, name, tensor.clone())
+
+
+def layers_of(cache: Any) -> list[Any]:
+    """Returns the layers of a cache, and of nested caches."""
+    held = vars(cache)
+    return held["layers"] if "layers" in held else [layer for name in INNER for layer in layers_of(held[name])]
+
+
+def twin(cache: Any) -> Any:
+    """Returns a cache with the same tensors and with separate layers."""
+    other = copy.copy(cache)
+    held = vars(other)
+    held.update((name, twin(value)) for name, value in held.items() if name in INNER)
+    held.update((name, dict(value)) for name, value in held.items() if type(value) is dict)
+    if "layers" in held:
+        held["layers"] = [copy.copy(layer) for layer in cache.layers]
+        for layer in held["layers"]:
+            vars(layer).update({name: dict(value) for name, value in vars(layer).items() if type(value) is dict})
+    return other
+
+
+def with_cache_of_tokens(cache: Any, inner: Any) -> Any:
+    """Returns the ``EncoderDecoderCache`` with ``inner`` as the cache of the decoder's tokens."""
+    other = twin(cache)
+    setattr(other, INNER[0], inner)
+    return other
+
+
+def is_resident(cache: Any) -> bool:
+    """Whether ``cache`` is a ``DynamicCache``, or an ``EncoderDecoderCache`` of two, on the device with layers of known
+    classes, which may have dropped tokens outside their windows."""
+    name = type(cache).__name__
+    if type(cache).__module__ != MODULE or name not in CACHES:
+        return False
+    if name != "DynamicCache":
+        return all(is_resident(vars(cache)[inner]) for inner in INNER)
+    plain = all(_is_layer(each, LAYERS) and not getattr(each, "record_past", False) for each in cache.layers)
+    return plain and not cache.offloading
 
 
 def _is_plain_or_flags(value: Any) -> bool:
-    return type(value) in _PLAIN or (type(value) is dict and {int, bool} >= set(map(type, (*value, *value.values()))))
+    return type(value) in _PLAIN or (
+        type(value) is dict and all(type(each) in _PLAIN for each in (*value, *value.values()))
+    )
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from . import static_cache
 from .caches import CACHES, LAYERS, MODULE, CacheKind
 from .records import ClassName, class_name, record_named
-from .static_cache import NAME, static_key_values
 
 _PLAIN = (bool, int, str, type(None))
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
@@ -98,8 +98,8 @@ class Reader:
         module, kind = name
         if module == MODULE and kind in CACHES | LAYERS:
             return getattr(importlib.import_module(MODULE), kind)
-        if kind == NAME:
-            return static_key_values()
+        if module == static_cache.__name__:
+            return static_cache.static_classes()[kind]
         builtin = {class_name(each): each for each in (tuple, list, dict)}
         found = self._classes.get((module, kind)) or builtin.get((module, kind)) or record_named(name)
         if found is None:

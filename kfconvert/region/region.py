@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Aliases, arguments, communicates, draws, written_arguments
-from ..inputs import CallForm, TreeForm, is_static_kind, taken_apart
+from ..inputs import CacheKind, CallForm, TreeForm, taken_apart
 from .guard import Guard
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
@@ -79,7 +79,7 @@ class Region:
     @property
     def takes_static_cache(self) -> bool:
         """Whether the region is a step of generation with a static cache."""
-        return any(map(is_static_kind, self.call.form.caches.values()))
+        return any(isinstance(kind, CacheKind) and kind.is_static for kind in self.call.form.caches.values())
 
     def flat_outputs(self, run: Callable[..., Any], leaves: list[Any]) -> tuple[list[Any], TreeForm]:
         """Calls ``run`` with the flat inputs ``leaves`` as keyword arguments, and flattens its results and the caches

@@ -18,7 +18,7 @@ from kfconvert.artifact import files as artifact
 from kfconvert.artifact import saving
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import Reader, Writer, build, described, taken_apart
-from kfconvert.inputs.static_cache import static_key_values
+from kfconvert.inputs.static_cache import as_static
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
@@ -90,12 +90,15 @@ def caches():
     return [*filled.values(), hf.DynamicCache(), hf.DynamicCache(config=hf.MistralConfig(**SIZES, sliding_window=12))]
 
 
-def test_a_static_cache_returns_the_tensors_that_are_written():
-    first, second = ([torch.tensor(n), *torch.randn(4, 1, 2, 8, 4).unbind()] for n in (3, 4))
-    cache = static_key_values()(first)
-    for tensors in (first, second):
-        cache.write(tensors)
-        assert all(map(operator.is_, cache.tensors(), tensors)) and cache.get_seq_length() is tensors[0]
+def test_a_static_cache_has_the_tokens_of_another_cache_and_the_tensors_that_are_written(caches):
+    cache = as_static(caches[0], torch.tensor(6), 3)
+    tensors, form = taken_apart(cache)
+    held = [tensor for layer in caches[0].layers for tensor in (layer.keys, layer.values)]
+    assert all(torch.equal(ours[:, :, :6], theirs) for ours, theirs in zip(tensors[1:], held, strict=True))
+    written = [tensor + 1 for tensor in tensors]
+    form.caches[0].write(cache, written)
+    assert all(map(operator.is_, taken_apart(cache)[0], written)) and cache.get_seq_length() is written[0]
+    assert Reader().made(Writer().stored(form.caches[0])) == form.caches[0]
 
 
 def test_caches_and_records_as_json(caches):

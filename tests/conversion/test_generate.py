@@ -223,6 +223,30 @@ def test_other_arguments_are_served_by_transformers(arguments):
     assert any(reason in told for told in fused.kfconvert_info()["generate"]["others"])
 
 
+@pytest.mark.parametrize("family", ["gpt2", *exhaustive("mistral")])
+@pytest.mark.parametrize("ends", [None, [*range(20, 40)]])
+def test_a_cache_goes_on_in_the_next_turn(family, ends):
+    """With more tokens than the window of a model that has one."""
+    model, fused = pair(family)
+    before, found = served(fused), []
+    for each in (model, fused):
+        cache, torch_ids = hf.DynamicCache(config=each.config), torch.arange(3, 21).view(2, 9)
+        for _ in range(2):
+            tokens = each.generate(torch_ids, past_key_values=cache, max_new_tokens=7, eos_token_id=ends)
+            torch_ids = torch.cat([tokens, torch.arange(40, 46).view(2, 3)], 1)
+        returned = each.generate(torch_ids, max_new_tokens=5, return_dict_in_generate=True)
+        found.append((torch_ids, returned, [cache, returned.past_key_values]))
+    (ids, returned, caches), (others, other, theirs) = found
+    assert torch.equal(ids, others) and torch.equal(returned.sequences, other.sequences)
+    assert returned.keys() == other.keys() and type(returned) is type(other)
+    for one, two in zip(caches, theirs):
+        assert one.get_seq_length() == two.get_seq_length() and len(one.layers) == len(two.layers)
+        for layer, twin in zip(one.layers, two.layers):
+            assert vars(layer).keys() == vars(twin).keys()
+            torch.testing.assert_close((layer.keys, layer.values), (twin.keys, twin.values))
+    assert served(fused) == before + 3
+
+
 class Heard:
     """A streamer that keeps what it gets."""
 

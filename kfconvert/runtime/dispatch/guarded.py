@@ -76,6 +76,8 @@ class GuardedForward:
             (variant.region.call, NOTHING_FUSED) for variant in variants if not variant.serves
         ]
         self.variants = variants = [variant for variant in variants if variant.serves]
+        # Whether no call of the forward has a program, only the recorded steps of ``generate``.
+        self._only_steps = bool(variants) and all(variant.region.takes_static_cache for variant in variants)
         self._by_spelling: dict[tuple, list[Variant]] = {}
         # The spelling of the last call that a program served, and its variant.
         self._last: tuple[tuple, Variant] | None = None
@@ -160,7 +162,7 @@ class GuardedForward:
 
     def _is_bypassed(self) -> bool:
         """Whether calls run the original forward uncounted."""
-        return self.is_off or transformed() or originals_wanted()
+        return self.is_off or self._only_steps or transformed() or originals_wanted()
 
     def _mode_refusal(self) -> str | None:
         """The reason why the mode of the model, or a mode of the thread, needs the original forward; None without."""
@@ -266,7 +268,7 @@ class GuardedForward:
         model; None where it can."""
         if not any(each is variant for each in self.variants):
             return self.other_form()
-        if self._is_bypassed() or traced_here():
+        if self.is_off or transformed() or originals_wanted() or traced_here():
             return "the original forward was requested"
         try:
             return self._mode_refusal() or self.state_refusal() or variant.refusal(leaves)
