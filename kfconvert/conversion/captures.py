@@ -23,7 +23,7 @@ from ..capture import (
     refused_in_every_form,
     with_few,
 )
-from ..generation import runs_usual_loop
+from ..generation import runs_usual_loop, selects_other_mode
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
@@ -133,12 +133,13 @@ def captured_steps(
     seconds: float = math.inf,
 ) -> list[tuple[ExampleCall, Capture | CaptureError]]:
     """Returns the captures of the calls that ``generate`` makes, see ``capture_generation``. The step on a static cache
-    is among them only if the loop of recorded steps can serve the model.
+    is among them only if the loop of recorded steps can serve the model, and with ``fewest`` its default mode.
 
     ``seconds``: processor time of the capture of ``call``.
     """
     communicates = isinstance(first, Capture) and first.region.communicates
     static = replayed and not communicates and runs_usual_loop(model)
+    static = static and not (fewest and selects_other_mode(model))
     limit = max(STEP_SECONDS, LONGER * seconds)
     return capture_generation(model, call, first, put_back, static, fewest, limit)
 

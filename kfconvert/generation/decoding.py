@@ -355,6 +355,12 @@ def runs_usual_loop(model: nn.Module) -> bool:
     return has_loop and _overridden(type(model)) is None
 
 
+def selects_other_mode(model: Any) -> bool:
+    """Whether ``generate`` of ``model`` without arguments runs beams or another mode that the loop does not serve."""
+    config = getattr(model, "generation_config", None)
+    return any(getattr(config, name, None) not in plain for name, plain in _OTHER_MODES.items())
+
+
 def _overridden(kind: type) -> str | None:
     """The first method of the loop that a class overrides in a way that may change its steps."""
     return next((name for name in _of_loop() if not _is_of_transformers(kind, name)), None)

@@ -187,3 +187,15 @@ def test_an_example_longer_than_the_window(steps, monkeypatch):
     info = fused.kfconvert_info()
     assert not info["guard"]["misses"] and info["guard"]["hits"] == (2 if steps == "recorded" else 20)
     assert (info["generate"] or {"served": 0})["served"] == (2 if steps == "recorded" else 0)
+
+
+@pytest.mark.exhaustive
+def test_beams_by_default_have_programs_for_growing_caches():
+    kind, config, sizes = FAMILIES["bart"]
+    model = getattr(hf, kind)(getattr(hf, config)(**sizes)).double().eval()
+    model.generation_config.num_beams = 3
+    converter = ModelConverter(select="all", effort="fast", validate_accuracy=False, new_tokens=0)
+    fused, ids = converter.convert_model(model, input_shape=(2, 6)), torch.randint(4, 64, (2, 7))
+    assert torch.equal(generated(fused, ids), generated(model, ids))
+    guard = fused.kfconvert_info()["guard"]
+    assert guard["hits"] >= 5 and not guard["misses"]
