@@ -54,7 +54,7 @@ def test_weights_that_are_kept_around_several_calls(frozen):
         before = assert_same(both, x)
         if not frozen:
             for each in both:
-                each[0].parametrizations.weight.original1.data.fill_(0.25)
+                nn.init.constant_(each[0].parametrizations.weight.original1, 0.25)
         assert torch.equal(assert_same(both, x), before)
     assert_same(both, x)
     info = both[1].kfconvert_info()["guard"]
