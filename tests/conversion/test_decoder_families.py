@@ -104,7 +104,7 @@ IN_FLOAT32 = {
 # The models whose steps run in transformers' loop: one overrides ``generate``, the other has no cache.
 IN_OTHER_LOOP = {"whisper", "mpt"}
 # One with recurrent states and attention, and an encoder-decoder.
-SHORT = ["lfm2", "bart"]
+SHORT = ["lfm2"]
 ALL = [*SHORT, *exhaustive(*(family for family in FAMILIES if family not in SHORT))]
 
 
