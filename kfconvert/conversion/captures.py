@@ -101,10 +101,10 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
             cheap = ExampleCall((), first.region.call.keywords(with_few(first.region, first.leaves)))
         prepared.own_state.resettle()
         fewest = not effort.other_calls
-        seconds = (stages.spent() - begin) / len(calls)
+        whole = stages.spent() - begin
         with budget.paused():
             for each, captured in captured_steps(
-                model, prepared.call, found[0], prepared.own_state.resettle, replayed, fewest, seconds
+                model, prepared.call, found[0], prepared.own_state.resettle, replayed, fewest, whole / len(calls)
             ):
                 calls.append(each)
                 found.append(captured)
@@ -112,8 +112,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         if first is None:
             parts.search(prepared.call, cheap)
         elif effort.other_calls:
-            seconds = max(PARTS_SECONDS, PARTS_SHARE * (stages.spent() - begin))
-            parts.search(prepared.call, cheap, True, _entries(model), seconds)
+            parts.search(prepared.call, cheap, True, _entries(model), max(PARTS_SECONDS, PARTS_SHARE * whole))
         for call, _ in prepared.methods:
             parts.search(call)
         note_layouts(model, parts.found, [prepared.call, *(call for call, _ in prepared.methods)])
