@@ -57,7 +57,7 @@ def compute_once(graph: fx.Graph, root: dict[str, Any], copies: dict[fx.Node, fx
         copies: by value of the captured graph, the value in ``graph``.
     """
     originals = {copy: node for node, copy in copies.items()}
-    found = _Search(graph, root, originals, live)
+    found = _Search(graph, root, copies, originals, live)
     held = [node for node in found.known if found.is_held(node)]
     if not held:
         return
@@ -75,9 +75,9 @@ def compute_once(graph: fx.Graph, root: dict[str, Any], copies: dict[fx.Node, fx
         inner[node] = body.node_copy(node, inner.__getitem__)
     body.output(tuple(inner[node] for node in held))
     lower(body)
-    modules = {node.target: root[node.target] for node in calls if node.op in ("call_module", "get_attr")}
+    modules = {node.target: root[node.target] for node in calls if node.op == "call_module"}
     places = [live.store(originals[node]) for node in weights]
-    places += [place for node in calls if node.op == "call_module" for place in modules[node.target].held_places()]
+    places += [place for module in modules.values() for place in module.held_places()]
     root[NAME] = ComputedOnce(fx.GraphModule(modules, body).eval(), places, held[0].meta["val"].device)
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
         call = graph.call_module(NAME, tuple(weights))
@@ -94,11 +94,17 @@ class _Search:
     """``known`` has the calls that depend on weights alone, in order, each with the bytes of the largest weight below;
     ``writers`` the calls that write in place, by the root of the storage."""
 
-    def __init__(self, graph: fx.Graph, root: dict[str, Any], originals: dict[fx.Node, fx.Node], live: LiveTensors):
+    def __init__(
+        self,
+        graph: fx.Graph,
+        root: dict[str, Any],
+        copies: dict[fx.Node, fx.Node],
+        originals: dict[fx.Node, fx.Node],
+        live: LiveTensors,
+    ):
         self._modules, self._originals, self._live = root, originals, live
-        captured = next(iter(originals.values())).graph
+        captured = next(iter(copies)).graph
         self._aliases, self.writers = Aliases(captured), dict[fx.Node, list[fx.Node]]()
-        copies = {node: copy for copy, node in originals.items()}
         for node in captured.nodes:
             for written in written_arguments(node):
                 # A match that covers the call has no copy of it.
