@@ -20,7 +20,7 @@ canonical runtime ops profiling report
 region accuracy
 graph inputs
 """
-GROUND = {"extension", "folders", "json_values", "process", "settings", "torch_state", "version"}
+GROUND = {"extension", "fallbacks", "folders", "json_values", "process", "settings", "torch_state", "version"}
 
 
 def room(path):

@@ -147,7 +147,7 @@ def compare_all(runs: Sequence[Run], accuracy_threshold: float = 1e-6) -> Valida
             notes += [f"output{name} {remark}"] if remark else []
             differing += count
         elif problem is None and isinstance(ours, Tensor):
-            own, new = _worst([each.output.own.error for each in measured]), _worst([each.error for each in measured])
+            own, new = _worst([each.output.own_error for each in measured]), _worst([each.error for each in measured])
             errors.append((own, new))
             if all(each.output.is_unmeasured for each in measured):
                 unmeasured.append(name)
@@ -229,7 +229,8 @@ class _Output:
         self._scale, self.is_unmeasured = 0.0, False
         if isinstance(self.value, Tensor) and _inexact(self.value):
             self._complete_truth()
-        self.own = self.measured(stored)
+        own = self.measured(stored)  # refers to this object
+        self.own_error, self.own_wrong = own.error, own.wrong
 
     def _complete_truth(self) -> None:
         """Sets the truth for values where the original is finite.
@@ -292,7 +293,7 @@ def _judge_exact(measured: Sequence[_Measured]) -> tuple[str | None, str | None,
     text = f"differs from the original's in {differing} of {total} exact values"
     if not all(each.output.truth is not None for each in measured):
         return text, None, 0
-    own, new = sum(each.output.own.wrong for each in measured), sum(each.wrong for each in measured)
+    own, new = sum(each.output.own_wrong for each in measured), sum(each.wrong for each in measured)
     text += f", from the float64 run's in {new} where the original differs in {own}"
     return (None, text, differing) if new <= ERROR_RATIO * own else (text, None, 0)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.amp.autocast_mode import autocast
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
@@ -110,7 +111,10 @@ class _WithCasts:
         dtypes = {known[id(value)]: dtype for value, dtype in casts.found if id(value) in known}
         expected = _dtypes(node.meta["val"])
         # The others are for operators that compute in another dtype without a cast, or that cast views.
-        for choice in (dtypes, dict.fromkeys(tensors, self._dtype), dict.fromkeys(tensors, torch.float32)):
+        choices = [dtypes, dict.fromkeys(tensors, self._dtype), dict.fromkeys(tensors, torch.float32)]
+        if any(id(value) not in known for value, _ in casts.found):
+            choices = [*choices[1:], dtypes]
+        for choice in choices:
             changed = {each: dtype for each, dtype in choice.items() if dtype is not each.meta["val"].dtype}
             if self._gives(node, changed) == expected:
                 break
@@ -177,7 +181,8 @@ def _run(node: fx.Node, changed: Mapping[fx.Node, torch.dtype] = {}) -> Any:  # 
 
     target: Any = node.target
     args, kwargs = map_arg((node.args, node.kwargs), value)
-    return target(*args, **kwargs)
+    with enable_python_dispatcher():  # the C++ code of composite operators rejects symbolic sizes
+        return target(*args, **kwargs)
 
 
 def _dtypes(results: Any) -> list[Any]:

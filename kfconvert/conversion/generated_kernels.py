@@ -12,6 +12,7 @@ import torch
 
 from ..accuracy import ValidationResult, evaluation
 from ..capture import Capture
+from ..fallbacks import register_fallbacks
 from ..inputs import ExampleCall, described
 from ..process import quiet_thread
 from ..runtime import Generated, Ledger, Program, Ungenerated, Variant, kind_of_call
@@ -153,6 +154,7 @@ def _faster_in(times: dict[str, float] | None, unknown: Sequence[str] = ()) -> S
 def _generated(program: Program, captured: Capture, leaves: list[Any], kernels: str) -> Generated | None:
     """Returns a compiled form of ``program`` for flat inputs ``leaves``; None if there is none."""
     plain = captured.plain_program() if kernels == "all" and program.fused else None
+    register_fallbacks()
     try:
         with torch.no_grad(), quiet_thread():
             return Generated(program, leaves, plain)

@@ -126,7 +126,10 @@ class _Search:
 
     def is_held(self, node: fx.Node) -> bool:
         """Whether calls in each call of the model read the value, and it is not a view of a weight."""
-        if all(user in self.known for user in node.users) or not isinstance(node.meta.get("val"), Tensor):
+        value = node.meta.get("val")
+        if all(user in self.known for user in node.users) or not isinstance(value, Tensor):
+            return False
+        if value.is_cuda != self._is_on_gpu:
             return False
         return not any(member.op == "placeholder" for member in self._aliases.members(self._originals[node]))
 
@@ -146,7 +149,8 @@ class _Search:
         return known
 
     def _is_plain(self, node: fx.Node) -> bool:
-        """Whether the call returns the same for the same inputs, in fixed sizes, on the device of the model."""
+        """Whether the call returns the same for the same inputs, in fixed sizes, on the device of the model. Numbers
+        may be in host memory, as those that are written into a slice."""
         if node.op == "call_module":
             is_pure = not getattr(self._modules[node.target], "caches", ())
         elif isinstance(node.target, torch._ops.OpOverload):
@@ -154,7 +158,8 @@ class _Search:
         else:
             is_pure = node.target is operator.getitem
         values = _values(node)
-        return bool(is_pure and values and all(each.is_cuda == self._is_on_gpu for each in values))
+        is_here = all(each.is_cuda == self._is_on_gpu or each.dim() == 0 for each in values)
+        return bool(is_pure and values and is_here)
 
     def _is_settled(self, node: fx.Node) -> bool:
         """Whether only known calls write to the value, all of them before any other call reads it."""

@@ -10,6 +10,7 @@ import torch._functorch.config
 from torch import Tensor, fx
 from torch._dynamo.backends import registry
 
+from ..fallbacks import register_fallbacks
 from .head_loss import fuse_heads
 
 
@@ -23,6 +24,7 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any]) -> Any:
         except Exception as error:
             warnings.warn(f"kfconvert: a graph is compiled without fusions: {error!r}", RuntimeWarning)
         module.recompile()
+    register_fallbacks()
     # Backward must not write to saved tensors: it runs twice with retain_graph=True.
     with torch._functorch.config.patch(donated_buffer=False):
         compiled = compile_fx.compile_fx(module, inputs)

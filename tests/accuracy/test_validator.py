@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import math
+import weakref
 
 import pytest
 import torch
@@ -438,6 +439,19 @@ def test_results_are_frozen_and_ready_for_json(block, x):
             result.passed = True
     result = validate_optimization(Formula(lambda x: x * 0), Formula(lambda x: x + 1), torch.ones(1))
     assert result.as_dict()["optimized_error"]["max_rel"] is None
+
+
+def test_outputs_are_released_without_a_garbage_collection():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    reference, outputs = Reference(model.double()(x.double()), "float64 run"), model.float()(x)
+    known = weakref.ref(outputs)
+    gc.disable()
+    try:
+        assert compare(reference, outputs, outputs).passed
+        del outputs
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.cuda

@@ -361,7 +361,11 @@ def test_more_elements_than_32_bits_count(name):
     y = LARGE[name](x)
     for part in (slice(0, 2), slice(ROWS // 2, ROWS // 2 + 2), slice(ROWS - 2, ROWS)):
         rows = torch.cat((x[:2], x[part]))  # whose first ones have the other arguments
-        assert torch.equal(y[part], LARGE[name](rows)[2:])
+        found, expected = y[part], LARGE[name](rows)[2:]
+        if name == "group_norm_act":  # few rows have another kernel, which adds up in another order
+            torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-5)
+        else:
+            assert torch.equal(found, expected)
 
 
 GRADIENTS_OF_LARGE = ["act_mul", "bias_act", "layer_norm_act", "rms_norm_act", "group_norm_act", "softmax", "reduce"]

@@ -8,8 +8,10 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from torch._inductor import lowering
 
 import kfconvert
+from kfconvert import fallbacks
 from kfconvert.artifact import load, save
 from kfconvert.conversion import effort, generated_kernels, timing
 from kfconvert.runtime import Generated, Ungenerated
@@ -98,6 +100,14 @@ class TestGenerated:
         other = model.forward.variants[0].program
         other.run(leaves)
         assert form.call(other, other.plans(leaves), leaves) is None
+
+    def test_operators_have_fallbacks_in_older_versions(self, monkeypatch):
+        monkeypatch.setattr(torch, "__version__", "2.12.0")
+        fallbacks.register_fallbacks()
+        assert {
+            torch.ops.kfconvert.rms_norm_act.default,
+            torch.ops.kfconvert.skinny_linear.default,
+        } <= lowering.lowerings.keys()
 
     def test_an_error_of_the_compiler_is_one_line(self, monkeypatch, program):
         _, program, leaves = program

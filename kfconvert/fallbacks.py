@@ -1,0 +1,23 @@
+"""Fallbacks of TorchInductor for the operators of kfconvert."""
+
+import torch
+from torch.torch_version import TorchVersion
+
+
+def register_fallbacks() -> None:
+    """Registers the operators in TorchInductor, which calls them as they are.
+
+    TorchInductor registers an operator at its first call anyway. Before torch 2.13, it then formats all arguments for
+    a line of its log, which takes time exponential in the depth of the graph.
+    """
+    if TorchVersion(torch.__version__) >= "2.13":
+        return
+    from torch._inductor import lowering
+    from torch._library.utils import get_layout_constraint_tag
+
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("kfconvert::"):
+            operator = getattr(torch.ops.kfconvert, name.removeprefix("kfconvert::")).default
+            if operator not in lowering.lowerings:
+                constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator))
+                lowering.make_fallback(operator, layout_constraint=constraint)
