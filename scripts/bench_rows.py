@@ -7,7 +7,8 @@ converted model as a user calls it, after a first conversion without options. "t
 reduce-overhead. All variants take turns, from an idle device to an idle device. "generated" says whether kernels of
 TorchInductor serve the row: "all" of them, or the "rest" around the fused modules. "accuracy" is the error against
 float64 relative to the original's, where that is known. With several jobs, so many rows are prepared at once, and one
-at a time measures; when all of them are ready, their times are taken one after another on an idle host.
+at a time measures; when all of them are ready, their times are taken one after another on an idle host. Several GPUs
+share the rows, and each times one row at a time.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import contextlib
 import copy
 import datetime
 import faulthandler
+import itertools
 import json
 import math
 import os
@@ -29,7 +31,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 # Stages of a conversion that need the host only; the others measure.
 UNTIMED = ("trace", "compile")
@@ -69,9 +71,9 @@ def main() -> int:
             command[2:2] = ["--profiles", options.profiles]
         for start in range(0, len(options.rows), options.jobs):
             names = options.rows[start : start + options.jobs]
-            turns = threading.Lock(), threading.Barrier(len(names))
-            one = partial(row, command, os.environ | environment, options.limit, *turns)
-            found += pool.map(one, names)
+            prepared = threading.Barrier(len(names))
+            one = partial(row, command, os.environ | environment, options.limit, prepared)
+            found += pool.map(one, itertools.cycle(devices()), names)
     if options.out:
         with open(options.out, "w") as file:
             json.dump(found, file, indent=1)
@@ -86,6 +88,20 @@ def main() -> int:
     return int(None in found)
 
 
+class Device(NamedTuple):
+    """A GPU; ``lock`` is held while a process measures."""
+
+    index: str
+    lock: threading.Lock
+
+
+def devices() -> list[Device]:
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    return [Device(index, threading.Lock()) for index in visible.split(",")]
+
+
 def conditions() -> str:
     import torch
     import transformers
@@ -94,26 +110,27 @@ def conditions() -> str:
 
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}, kfconvert {kfconvert.__version__}"
     command = shlex.join(["scripts/bench_rows.py", *sys.argv[1:]])
-    return f"{torch.cuda.get_device_name()}, {versions}, {datetime.date.today()}.\n`PYTHONPATH=. python {command}`"
+    gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"{gpus}, {versions}, {datetime.date.today()}.\n`PYTHONPATH=. python {command}`"
 
 
 def row(
     command: list[str],
     environment: dict[str, str],
     limit_s: float,
-    device: threading.Lock,
     prepared: threading.Barrier,
+    device: Device,
     name: str,
 ) -> dict[str, Any] | None:
     """Measures a row in a process, and prints its line. Returns None if it failed.
 
     Args:
         limit_s: seconds until the process must be ready.
-        device: held while the process measures.
         prepared: all rows of a group have been prepared.
     """
     errors = tempfile.TemporaryFile("w+")
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+    environment = environment | {"CUDA_VISIBLE_DEVICES": device.index}
     process = subprocess.Popen([*command, name], env=environment, text=True, start_new_session=True, **pipes)
     limit = threading.Timer(limit_s, stop, (process,))
     limit.start()
@@ -123,11 +140,11 @@ def row(
         word = line.strip()
         if word == READY:
             limit.cancel()
-            device.release()
+            device.lock.release()
             prepared.wait()
             is_ready = True
         elif word == PAUSE:
-            device.release()
+            device.lock.release()
             holds = False
             continue
         elif word.startswith("{"):
@@ -135,14 +152,14 @@ def row(
             continue
         elif word != MEASURE:
             continue
-        device.acquire()
+        device.lock.acquire()
         holds = True
         with contextlib.suppress(BrokenPipeError):  # it was killed
             process.stdin.write("\n")
             process.stdin.flush()
     limit.cancel()
     if holds:
-        device.release()
+        device.lock.release()
     if not is_ready:
         prepared.wait()
     if found is None:

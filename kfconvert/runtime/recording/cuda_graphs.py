@@ -217,7 +217,7 @@ class CudaGraphs:
             pool = self._pools[device] = Pool(device)
         try:
             call = program.generated_call(plans, key, leaves)
-            recording = None if call is None else _generated_recording(call, program, leaves, outputs, pool, static)
+            recording = None if call is None else _generated_recording(call, program, leaves, pool, static)
             recording = recording or _recording(program.call(plans, outputs), program, leaves, outputs, pool, static)
         except Unrecordable as reason:
             calls.refused.add(key)
@@ -261,13 +261,11 @@ def _recording(
     return recording
 
 
-def _generated_recording(
-    call: Call, program: Program, leaves: list[Any], outputs: tuple[Any, ...], pool: Pool, static: bool
-) -> Recording | None:
-    """Return the recording of generated kernels; None where they cannot be recorded."""
+def _generated_recording(call: Call, program: Program, leaves: list[Any], pool: Pool, static: bool) -> Recording | None:
+    """Return the recording of generated kernels; None where they cannot be recorded. A replay is compared with a call
+    of them: the rounding of the program differs, and the conversion judged their accuracy."""
     try:
-        call(leaves)  # loads the kernels
-        recording = _recording(call, program, leaves, outputs, pool, static)
+        recording = _recording(call, program, leaves, tuple(call(leaves)), pool, static)
     except Unrecordable:
         return None
     recording.is_generated = True
