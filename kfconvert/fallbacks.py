@@ -16,8 +16,12 @@ def register_fallbacks() -> None:
     from torch._library.utils import get_layout_constraint_tag
 
     for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("kfconvert::"):
-            operator = getattr(torch.ops.kfconvert, name.removeprefix("kfconvert::")).default
-            if operator not in lowering.lowerings:
-                constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator))
-                lowering.make_fallback(operator, layout_constraint=constraint)
+        # A compiled library may have kernels of operators that are not defined yet.
+        packet = getattr(torch.ops.kfconvert, name.removeprefix("kfconvert::"), None) if _is_own(name) else None
+        if packet is not None and packet.default not in lowering.lowerings:
+            constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(packet.default))
+            lowering.make_fallback(packet.default, layout_constraint=constraint)
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith("kfconvert::")
