@@ -7,7 +7,8 @@
 A step is zero_grad, the forward pass with its loss, backward, clip_grad_norm_, and a step of AdamW, which is fused on
 CUDA. Each variant has its own weights, from the same random ones, and its own optimizer; all see the same inputs.
 "reduce-overhead" is a mode of torch.compile. "liger" patches the original with the kernels of liger-kernel, where it
-knows the model. "converted" has ``training=True``.
+knows the model; its patches of modules of transformers are there in its own steps only. "converted" has
+``training=True``.
 
 "kept MiB" is what the model and its optimizer hold between steps, "peak MiB" the most that a step allocates beyond
 that. The last column is the time over that of the original, round by round: its median and the 95 % interval of that.
@@ -26,9 +27,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -40,8 +43,8 @@ from kfconvert.profiling import Comparison, compare_timings, failure_line, relea
 VARIANTS = "original", "torch.compile", "reduce-overhead", "liger", "converted"
 CLASSES = {
     "products": "gemm|nvjet|cublas|xmma|cutlass",
-    "convolutions": "conv|cudnn.*(fprop|dgrad|wgrad)",
     "attention": "flash|sdpa|attention|fmha",
+    "convolutions": "conv(?!ert)|cudnn.*(fprop|dgrad|wgrad)",
     "optimizer": "multi_tensor|adam",
     "kfconvert": "kfc::",
     "generated": "triton",
@@ -212,16 +215,24 @@ def kernels(step: Callable[[], None]) -> dict[str, float]:
 
 
 class Step:
-    """A training step of ``model``, whose calls go to ``called``."""
+    """A training step of ``model``, whose calls go to ``called``, in a context."""
 
-    def __init__(self, model: nn.Module, called: Any, loss: Callable[[nn.Module], Tensor], fused: bool):
-        self.model, self._called, self._loss = model, called, loss
+    def __init__(
+        self,
+        model: nn.Module,
+        called: Any,
+        loss: Callable[[nn.Module], Tensor],
+        fused: bool,
+        context: AbstractContextManager[Any],
+    ):
+        self.model, self._called, self._loss, self._context = model, called, loss, context
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=fused)
 
     @torch.enable_grad()
     def __call__(self) -> None:
         self.optimizer.zero_grad()
-        self._loss(self._called).backward()
+        with self._context:
+            self._loss(self._called).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
 
@@ -232,15 +243,24 @@ def prepared(case: Case, variant: str, device: torch.device) -> Step:
         model = converter.convert_model(case.model.eval(), example_inputs=case.example, inplace=False)
     else:
         model = copy.deepcopy(case.model)
-    if variant == "liger":
-        from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
-
-        _apply_liger_kernel_to_instance(model)
+    context = patched_by_liger(model) if variant == "liger" else nullcontext()
     model.train()
     called: Any = model
     if variant in ("torch.compile", "reduce-overhead"):
         called = torch.compile(model, mode=None if variant == "torch.compile" else variant)
-    return Step(model, called, case.loss, fused=device.type == "cuda")
+    return Step(model, called, case.loss, device.type == "cuda", context)
+
+
+def patched_by_liger(model: nn.Module) -> AbstractContextManager[Any]:
+    """Patches ``model`` with Liger's kernels, and returns a context with its patches of the module of its class."""
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    module = sys.modules[type(model).__module__]
+    before = dict(vars(module))
+    _apply_liger_kernel_to_instance(model)
+    changed = {name: value for name, value in vars(module).items() if before.get(name) is not value}
+    vars(module).update(before)
+    return mock.patch.multiple(module, **changed) if changed else nullcontext()
 
 
 def over_original(times: Comparison, variant: str) -> list[float]:

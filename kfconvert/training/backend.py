@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch._dynamo.backends import registry
 
 from ..fallbacks import register_fallbacks
+from .constant_masks import simplify_masks
 from .head_loss import fuse_heads
 
 
@@ -20,6 +21,7 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any]) -> Any:
 
     if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs):
         try:
+            simplify_masks(module.graph)
             fuse_heads(module.graph)
         except Exception as error:
             warnings.warn(f"kfconvert: a graph is compiled without fusions: {error!r}", RuntimeWarning)
