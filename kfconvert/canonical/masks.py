@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..graph import Aliases, arguments, aten, constant_value, same_kind
+from .positions import is_step_of_positions
 
 
 def drop_true_masks(graph: fx.Graph) -> None:
@@ -17,7 +18,7 @@ def drop_true_masks(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             query, key, value, mask, *rest = arguments(node)
-            if isinstance(mask, fx.Node) and _is_true(mask, aliases):
+            if isinstance(mask, fx.Node) and is_true(mask, aliases):
                 names = [argument.name for argument in node.target._schema.arguments[3:]]
                 node.args, node.kwargs = (query, key, value), dict(zip(names, [None, *rest]))
 
@@ -29,22 +30,26 @@ _SHAPE_ONLY = {
 _ONES = {aten.new_ones.default, aten.ones.default, aten.ones_like.default}
 
 
-def _is_true(node: fx.Node, aliases: Aliases) -> bool:
+def is_true(node: fx.Node, aliases: Aliases) -> bool:
     """Whether all elements of a boolean mask are true."""
     if aliases.is_written(node):
         return False
     if node.target in _SHAPE_ONLY:
-        return _is_true(node.args[0], aliases)
+        return is_true(node.args[0], aliases)
     if node.target in _ONES:
         return node.meta["val"].dtype is torch.bool
     if node.target is aten.__and__.Tensor and node.meta["val"].dtype is torch.bool:
-        return all(_is_true(argument, aliases) for argument in node.args)
+        return all(is_true(argument, aliases) for argument in node.args)
     if node.target is aten.to.dtype and node.args[1] is torch.bool:
         least, _ = _extent(node.args[0], aliases)
         return least is not None and _is_known(least > 0)
     if node.target is aten.ge.Scalar:
         least, _ = _extent(node.args[0], aliases)
         return least is not None and _is_known(least >= node.args[1])
+    if node.target is aten.eq.Tensor:
+        extents = [_extent(argument, aliases) for argument in node.args]
+        (least, most), other = extents
+        return least is not None and extents[0] == other and _is_known(least == most)
     if node.target in _COMPARISONS:
         left, right = (_extent(argument, aliases) for argument in node.args)
         least, most = (right[0], left[1]) if node.target in _BELOW else (left[0], right[1])
@@ -77,6 +82,10 @@ def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
         return unknown if end is None else (0, end - 1)
     if node.target in _ONES:
         return 1, 1
+    if node.target is aten.ne.Scalar and node.args[1] == 1 and is_step_of_positions(node.args[0], aliases):
+        return 0, 0
+    if node.target is aten.cumsum.default and _extent(node.args[0], aliases) == (0, 0):
+        return 0, 0
     if node.target is aten.add.Tensor and "alpha" not in node.kwargs:
         least, most = _extent(node.args[0], aliases)
         added = _number(node.args[1])
@@ -107,4 +116,4 @@ def _is_zero_mask(value: object, aliases: Aliases) -> bool:
     """Whether a value is ``where(true everywhere, zero, anything)``."""
     if not isinstance(value, fx.Node) or value.target is not aten.where.ScalarOther:
         return False
-    return constant_value(value.args[1]) == 0 and _is_true(value.args[0], aliases)
+    return constant_value(value.args[1]) == 0 and is_true(value.args[0], aliases)

@@ -26,6 +26,7 @@ from ..graph import (
 )
 from ..region import CaptureError
 from .activations import rewrite_spellings
+from .causal_masks import spell_causal_masks
 from .contiguous import drop_kept_contiguous, lies_in_output
 from .masks import drop_true_masks, drop_zero_masks
 from .products import scale_queries, spell_products
@@ -256,6 +257,7 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     spell_products,
     scale_queries,
     drop_true_masks,
+    spell_causal_masks,
     share_heads,
     drop_zero_masks,
     spell_activations,

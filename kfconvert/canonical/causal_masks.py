@@ -1,0 +1,46 @@
+"""Replaces causal masks of attention by its flag: kernels skip half of the products, and read no mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ..graph import Aliases, arguments, aten
+from .masks import is_true
+from .positions import positions
+
+
+def spell_causal_masks(graph: fx.Graph) -> None:
+    """Removes causal masks of attention with as many queries as keys, and sets ``is_causal``."""
+    aliases = Aliases(graph)
+    for node in graph.nodes:
+        if node.target is not aten.scaled_dot_product_attention.default:
+            continue
+        query, key, value, mask, dropout, causal, *rest = arguments(node)
+        if not isinstance(mask, fx.Node) or causal or not _is_causal(mask, aliases):
+            continue
+        sizes = [mask.meta["val"].shape[-2], *(each.meta["val"].shape[-2] for each in (query, key))]
+        if all(statically_known_true(size == mask.meta["val"].shape[-1]) for size in sizes):
+            names = [argument.name for argument in node.target._schema.arguments[3:]]
+            node.args, node.kwargs = (query, key, value), dict(zip(names, [None, dropout, True, *rest]))
+
+
+def _is_causal(node: Any, aliases: Aliases) -> bool:
+    """Whether a boolean mask is true where the position of the key is at most that of the query."""
+    if not isinstance(node, fx.Node) or aliases.is_written(node):
+        return False
+    if node.target is aten.expand.default:
+        return _is_causal(node.args[0], aliases)
+    if node.target is aten.__and__.Tensor:
+        one, other = node.args
+        pairs = (one, other), (other, one)
+        return any(_is_causal(a, aliases) and isinstance(b, fx.Node) and is_true(b, aliases) for a, b in pairs)
+    if node.target is aten.tril.default:
+        return len(node.args) == 1 and is_true(node.args[0], aliases)
+    if node.target not in (aten.le.Tensor, aten.ge.Tensor):
+        return False
+    keys, queries = node.args if node.target is aten.le.Tensor else reversed(node.args)
+    found = [positions(each, aliases) for each in (keys, queries)]
+    return None not in found and found[0] == (-1, found[1][1]) and found[1][0] == -2
