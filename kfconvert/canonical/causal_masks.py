@@ -42,5 +42,7 @@ def _is_causal(node: Any, aliases: Aliases) -> bool:
     if node.target not in (aten.le.Tensor, aten.ge.Tensor):
         return False
     keys, queries = node.args if node.target is aten.le.Tensor else reversed(node.args)
-    found = [positions(each, aliases) for each in (keys, queries)]
-    return None not in found and found[0] == (-1, found[1][1]) and found[1][0] == -2
+    along_keys, along_queries = (positions(each, aliases) for each in (keys, queries))
+    if along_keys is None or along_queries is None or (along_keys[0], along_queries[0]) != (-1, -2):
+        return False
+    return bool(statically_known_true(along_keys[1] == along_queries[1]))

@@ -47,9 +47,8 @@ def is_true(node: fx.Node, aliases: Aliases) -> bool:
         least, _ = _extent(node.args[0], aliases)
         return least is not None and _is_known(least >= node.args[1])
     if node.target is aten.eq.Tensor:
-        extents = [_extent(argument, aliases) for argument in node.args]
-        (least, most), other = extents
-        return least is not None and extents[0] == other and _is_known(least == most)
+        ends = [end for argument in node.args for end in _extent(argument, aliases)]
+        return all(end is not None for end in ends) and all(_is_known(end == ends[0]) for end in ends)
     if node.target in _COMPARISONS:
         left, right = (_extent(argument, aliases) for argument in node.args)
         least, most = (right[0], left[1]) if node.target in _BELOW else (left[0], right[1])
@@ -82,15 +81,19 @@ def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
         return unknown if end is None else (0, end - 1)
     if node.target in _ONES:
         return 1, 1
-    if node.target is aten.ne.Scalar and node.args[1] == 1 and is_step_of_positions(node.args[0], aliases):
-        return 0, 0
-    if node.target is aten.cumsum.default and _extent(node.args[0], aliases) == (0, 0):
-        return 0, 0
+    if node.target is aten.cumsum.default:
+        return (0, 0) if _is_false(node.args[0], aliases) else unknown
     if node.target is aten.add.Tensor and "alpha" not in node.kwargs:
         least, most = _extent(node.args[0], aliases)
         added = _number(node.args[1])
         return unknown if least is None or added is None else (least + added, most + added)
     return unknown
+
+
+def _is_false(node: Any, aliases: Aliases) -> bool:
+    """Whether a value is ``differences != 1`` of positions, which is false everywhere."""
+    is_unequal = isinstance(node, fx.Node) and node.target is aten.ne.Scalar and not aliases.is_written(node)
+    return is_unequal and node.args[1] == 1 and is_step_of_positions(node.args[0], aliases)
 
 
 def _number(value: Any) -> Any:

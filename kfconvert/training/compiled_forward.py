@@ -16,6 +16,16 @@ from .backend import compile_graph
 _UNCOMPILED = "TorchDynamo ran it uncompiled; TORCH_LOGS=recompiles,graph_breaks shows why"
 
 
+def _is_no_metric(record: logging.LogRecord) -> bool:
+    """Whether Dynamo logs something else than that its metrics cannot contain a method that it ignores."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, TypeError) and "_lru_cache_wrapper is not JSON serializable" in str(error))
+
+
+# Torch 2.11 would log a stack in each compilation with ``ignore_logger_methods``.
+logging.getLogger("torch._dynamo.metrics_context").addFilter(_is_no_metric)
+
+
 class CompiledForward:
     """Compiles the original forward in the first call. Copies and pickles compile it again."""
 
