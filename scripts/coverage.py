@@ -167,13 +167,13 @@ def on_other_inputs(model: Any, converted: Any, inputs: Any) -> str | None:
     from torch import Tensor, cat
     from torch.utils._pytree import tree_map_only
 
-    from kfconvert.accuracy.comparison import compare_all, split_inputs
+    from kfconvert.accuracy.comparison import Original, compare_all, split_inputs
     from kfconvert.accuracy.float64_run import model_outputs, reference_outputs
 
     def result(change: Any) -> Any:
         args, kwargs = split_inputs(tree_map_only(Tensor, change, inputs))
         original, optimized = (model_outputs(each, args, kwargs) for each in (model, converted))
-        return reference_outputs(model, args, kwargs), original, optimized
+        return Original(reference_outputs(model, args, kwargs), original).run(optimized)
 
     changes = [partial(Tensor.roll, shifts=shift, dims=-1) for shift in range(1, 4)]
     if isinstance(inputs, (Tensor, dict)):  # all but the detectors, whose images are a list
