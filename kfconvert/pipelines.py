@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .conversion import ConversionError, first_line
-from .inputs import call_of, copy_of, to_each
+from .inputs import call_of, copy_of, is_encoder_decoder, to_each
 from .json_values import json_ready
 from .process import ThisThread, method_over, quiet_thread, same_generators
 from .report import fragment, report_text
@@ -205,7 +205,7 @@ def _prompt(model: Any, inputs: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     prompt = {name: value for name, value in named.items() if name in inspect.signature(model.forward).parameters}
     if main not in prompt:
         return {}
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if is_encoder_decoder(model):
         rows, start = prompt[main].shape[0], getattr(model.generation_config, "decoder_start_token_id", None)
         prompt["decoder_input_ids"] = torch.full((rows, 2), start or 0, device=prompt[main].device)
     return prompt

@@ -18,10 +18,12 @@ from ..inputs import (
     ExampleCall,
     as_static,
     bounded_lookups,
+    cache_of_tokens,
     caches_in,
     capacity_for,
     holds_tokens,
     is_cache,
+    is_encoder_decoder,
     is_resident,
     repeated_to,
     tensors_of,
@@ -179,7 +181,7 @@ def _static(step: ExampleCall, spare: int | None = None) -> ExampleCall | None:
         return None
     ((name, past),) = named
     changed = dict(step.kwargs)
-    growing = getattr(past, "self_attention_cache", past)
+    growing = cache_of_tokens(past)
     held = [tensor for layer in growing.layers for _, tensor in tensors_of(layer)]
     if not held:
         return None
@@ -203,10 +205,6 @@ def _captured_as_example(model: nn.Module, generation: GenerationCall, budget: B
     """Capture the call with the prompt of the example, for code that differs by length, as beyond a window."""
     vary, example = generation.vary_example, generation.example
     return _captured(model, GenerationCall(example, example, {} if vary is None else vary()), budget)
-
-
-def is_encoder_decoder(model: nn.Module) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _captured(model: nn.Module, generation: GenerationCall, budget: Budget) -> Capture:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..inputs import SEQUENCES, STATES, caches_in, layers_of, set_tensor, tensors_of, twin
+from ..inputs import SEQUENCES, STATES, cache_of_tokens, caches_in, layers_of, set_tensor, tensors_of, twin
 from ..ops import next_token_
 from ..runtime import Pool, Repeated, Unrecordable, Variant, library_switches
 from .request import NotServed, Request
@@ -62,7 +62,7 @@ class Session:
             self.leaves: list[Any] = variant.region.call.leaves((), self.arguments) or []
             (self.cache,) = caches_in(self.arguments.values())
             # The position is the number of tokens in the cache.
-            self._position = getattr(self.cache, "self_attention_cache", self.cache).position
+            self._position = cache_of_tokens(self.cache).position
             self.is_recurrent = any(name[0] in STATES for each in layers_of(self.cache) for name, _ in tensors_of(each))
             self.device: torch.device = self.arguments[self.names.ids].device
             new = partial(torch.zeros, device=self.device)
@@ -246,7 +246,7 @@ class _Step:
 
 def _tensors(cache: Any) -> list[tuple[bool, Tensor]]:
     """The tensors of the layers of a cache, and for each whether its dimension 2 has the tokens of the decoder."""
-    of_tokens = set(map(id, layers_of(getattr(cache, "self_attention_cache", cache))))
+    of_tokens = set(map(id, layers_of(cache_of_tokens(cache))))
     return [
         (name[0] in SEQUENCES and id(layer) in of_tokens, tensor)
         for layer in layers_of(cache)

@@ -195,6 +195,11 @@ def twin(cache: Any) -> Any:
     return other
 
 
+def cache_of_tokens(cache: Any) -> Any:
+    """Returns the cache of the decoder's tokens: ``cache``, or the inner one of an ``EncoderDecoderCache``."""
+    return getattr(cache, INNER[0], cache)
+
+
 def with_cache_of_tokens(cache: Any, inner: Any) -> Any:
     """Returns the ``EncoderDecoderCache`` with ``inner`` as the cache of the decoder's tokens."""
     other = twin(cache)

@@ -314,10 +314,14 @@ def _call_for_shape(model: nn.Module, shape: tuple[int, ...]) -> ExampleCall:
     return call
 
 
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether ``model`` has a configuration of transformers for an encoder and a decoder."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def _has_decoder(model: nn.Module) -> bool:
     """Whether ``model`` is an encoder-decoder that takes decoder tokens, such as T5 and Whisper."""
-    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters
+    return is_encoder_decoder(model) and "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
 def _random_ids(model: nn.Module, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
