@@ -3,6 +3,8 @@
 import torch
 from torch.torch_version import TorchVersion
 
+_NAMESPACE = "kfconvert::"
+
 
 def register_fallbacks() -> None:
     """Registers the operators in TorchInductor, which calls them as they are.
@@ -15,13 +17,10 @@ def register_fallbacks() -> None:
     from torch._inductor import lowering
     from torch._library.utils import get_layout_constraint_tag
 
-    for name in torch._C._dispatch_get_all_op_names():
+    names = torch._C._dispatch_get_all_op_names()
+    for name in (each.removeprefix(_NAMESPACE) for each in names if each.startswith(_NAMESPACE)):
         # A compiled library may have kernels of operators that are not defined yet.
-        packet = getattr(torch.ops.kfconvert, name.removeprefix("kfconvert::"), None) if _is_own(name) else None
+        packet = getattr(torch.ops.kfconvert, name, None)
         if packet is not None and packet.default not in lowering.lowerings:
             constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(packet.default))
             lowering.make_fallback(packet.default, layout_constraint=constraint)
-
-
-def _is_own(name: str) -> bool:
-    return name.startswith("kfconvert::")

@@ -72,3 +72,10 @@ def keeps_calls() -> bool:
     """Whether torch.export or torch.jit.trace records the calls, which may later run in another gradient mode."""
     # torch.jit.is_tracing() is twice as slow, and each call of an operator runs this.
     return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+
+
+def accepts_fewer_heads(query: torch.Tensor) -> bool:
+    """Whether attention on a GPU takes fewer heads of keys than of queries without copies of them. Kernels for half
+    types do, all of them up to a head size of 128; the others would store all scores."""
+    size = query.shape[-1]
+    return query.is_cuda and query.dtype.itemsize == 2 and isinstance(size, int) and size % 8 == 0 and size <= 128

@@ -60,6 +60,7 @@ def main() -> int:
     columns = "eager | torch.compile | kfconvert | ratio | generated | sites | accuracy | conversion, s | peak GiB"
     print(f"\n| row | {columns} |\n|---|---:|---:|---:|---:|---|---:|---:|---:|---:|", flush=True)
     found: list[dict[str, Any] | None] = []
+    gpus = devices()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         environment = {"KFCONVERT_CACHE": "off", "OMP_NUM_THREADS": "2"}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
@@ -73,7 +74,7 @@ def main() -> int:
             names = options.rows[start : start + options.jobs]
             prepared = threading.Barrier(len(names))
             one = partial(row, command, os.environ | environment, options.limit, prepared)
-            found += pool.map(one, itertools.cycle(devices()), names)
+            found += pool.map(one, itertools.cycle(gpus), names)
     if options.out:
         with open(options.out, "w") as file:
             json.dump(found, file, indent=1)

@@ -8,6 +8,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..graph import Aliases, arguments, aten
+from .attention_calls import change_attention
 from .masks import is_true
 from .positions import positions
 
@@ -18,13 +19,12 @@ def spell_causal_masks(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is not aten.scaled_dot_product_attention.default:
             continue
-        query, key, value, mask, dropout, causal, *rest = arguments(node)
+        query, key, _, mask, _, causal, *_ = arguments(node)
         if not isinstance(mask, fx.Node) or causal or not _is_causal(mask, aliases):
             continue
         sizes = [mask.meta["val"].shape[-2], *(each.meta["val"].shape[-2] for each in (query, key))]
         if all(statically_known_true(size == mask.meta["val"].shape[-1]) for size in sizes):
-            names = [argument.name for argument in node.target._schema.arguments[3:]]
-            node.args, node.kwargs = (query, key, value), dict(zip(names, [None, dropout, True, *rest]))
+            change_attention(node, attn_mask=None, is_causal=True)
 
 
 def _is_causal(node: Any, aliases: Aliases) -> bool:

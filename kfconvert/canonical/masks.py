@@ -9,7 +9,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..graph import Aliases, arguments, aten, constant_value, same_kind
-from .positions import is_step_of_positions
+from .attention_calls import change_attention
+from .positions import is_step_of_positions, number
 
 
 def drop_true_masks(graph: fx.Graph) -> None:
@@ -17,10 +18,9 @@ def drop_true_masks(graph: fx.Graph) -> None:
     aliases = Aliases(graph)
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
-            query, key, value, mask, *rest = arguments(node)
+            mask = arguments(node)[3]
             if isinstance(mask, fx.Node) and is_true(mask, aliases):
-                names = [argument.name for argument in node.target._schema.arguments[3:]]
-                node.args, node.kwargs = (query, key, value), dict(zip(names, [None, *rest]))
+                change_attention(node, attn_mask=None)
 
 
 _SHAPE_ONLY = {
@@ -77,7 +77,7 @@ def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
     if node.target in _SHAPE_ONLY:
         return _extent(node.args[0], aliases)
     if node.target is aten.arange.default and not node.meta["val"].is_floating_point():
-        end = _number(node.args[0])
+        end = number(node.args[0])
         return unknown if end is None else (0, end - 1)
     if node.target in _ONES:
         return 1, 1
@@ -85,7 +85,7 @@ def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
         return (0, 0) if _is_false(node.args[0], aliases) else unknown
     if node.target is aten.add.Tensor and "alpha" not in node.kwargs:
         least, most = _extent(node.args[0], aliases)
-        added = _number(node.args[1])
+        added = number(node.args[1])
         return unknown if least is None or added is None else (least + added, most + added)
     return unknown
 
@@ -94,12 +94,6 @@ def _is_false(node: Any, aliases: Aliases) -> bool:
     """Whether a value is ``differences != 1`` of positions, which is false everywhere."""
     is_unequal = isinstance(node, fx.Node) and node.target is aten.ne.Scalar and not aliases.is_written(node)
     return is_unequal and node.args[1] == 1 and is_step_of_positions(node.args[0], aliases)
-
-
-def _number(value: Any) -> Any:
-    """``value`` if it is an int, float or free size, else None."""
-    value = value.meta.get("val") if isinstance(value, fx.Node) else value
-    return value if isinstance(value, (int, float, torch.SymInt)) else None
 
 
 def drop_zero_masks(graph: fx.Graph) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..graph import Aliases, aten
@@ -14,10 +15,9 @@ def positions(node: Any, aliases: Aliases) -> tuple[int, Any] | None:
     others; None for other values. The dimension counts from the end, so that the last one is -1."""
     if not isinstance(node, fx.Node) or aliases.is_written(node):
         return None
-    if node.target is aten.arange.default:
-        return None if node.meta["val"].is_floating_point() else (-1, 0)
-    if node.target is aten.arange.start:
-        return None if node.meta["val"].is_floating_point() else (-1, _number(node.args[0]))
+    if node.target in (aten.arange.default, aten.arange.start):
+        first = 0 if node.target is aten.arange.default else number(node.args[0])
+        return None if first is None or node.meta["val"].is_floating_point() else (-1, first)
     found = positions(node.args[0], aliases) if node.target in _KEPT else None
     if found is None:
         return None
@@ -34,8 +34,10 @@ def positions(node: Any, aliases: Aliases) -> tuple[int, Any] | None:
 _KEPT = {aten.add.Tensor, aten.expand.default, aten.unsqueeze.default}
 
 
-def _number(value: Any) -> Any:
-    return value.meta["val"] if isinstance(value, fx.Node) else value
+def number(value: Any) -> Any:
+    """``value`` if it is an int, float or free size, else None."""
+    value = value.meta.get("val") if isinstance(value, fx.Node) else value
+    return value if isinstance(value, (int, float, torch.SymInt)) else None
 
 
 def is_step_of_positions(node: Any, aliases: Aliases) -> bool:

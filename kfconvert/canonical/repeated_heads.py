@@ -7,34 +7,24 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..graph import Aliases, arguments, aten, fixed_size
+from ..torch_state import accepts_fewer_heads
+from .attention_calls import change_attention
 
 
 def share_heads(graph: fx.Graph) -> None:
     """Makes attention without a mask read the original heads instead of their copies.
 
-    Models of transformers do so in unmasked calls, and repeat the heads if a trace has a mask. On CUDA, only kernels
-    for half types support fewer key heads than query heads.
+    Models of transformers do so in unmasked calls, and repeat the heads if a trace has a mask.
     """
     aliases = Aliases(graph)
     for node in graph.nodes:
         if node.target is not aten.scaled_dot_product_attention.default:
             continue
-        query, key, value, mask, *rest = arguments(node)
+        query, key, value, mask, *_ = arguments(node)
         shared = [_before_repeat(each, aliases) for each in (key, value)]
-        if mask is not None or None in shared or not _accepts_fewer(query.meta["val"]):
-            continue
-        names = [argument.name for argument in node.target._schema.arguments[3:]]
-        node.args = (query, *shared)
-        node.kwargs = {**dict(zip(names, [mask, *rest])), "enable_gqa": True}
-
-
-def _accepts_fewer(query: Tensor) -> bool:
-    size = fixed_size(query.shape[-1])
-    return query.is_cpu or (query.dtype.itemsize == 2 and size is not None and size % 8 == 0 and size <= _MOST_SIZE)
-
-
-# Flash attention and that of cuDNN accept heads up to this size on all GPUs.
-_MOST_SIZE = 128
+        attended = query.meta["val"]
+        if mask is None and None not in shared and (attended.is_cpu or accepts_fewer_heads(attended)):
+            change_attention(node, key=shared[0], value=shared[1], enable_gqa=True)
 
 
 def _before_repeat(node: Any, aliases: Aliases) -> fx.Node | None:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..torch_state import accepts_fewer_heads
+
 _ATTENTION = inspect.signature(
     lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: None
 )
@@ -26,8 +28,6 @@ _PURE = frozenset(
 )
 # The most elements of a mask, and of a value that determines it.
 MOST_ELEMENTS = 2**30
-# Flash attention takes groups of heads up to this size.
-MOST_GROUPED_SIZE = 128
 
 
 def simplify_masks(graph: fx.Graph) -> None:
@@ -45,9 +45,8 @@ def simplify_masks(graph: fx.Graph) -> None:
             tensors = tuple(given.pop(name) for name in ("query", "key", "value"))
             if (ungrouped := _before_groups(call, tensors)) and not given.get("enable_gqa"):
                 tensors, given["enable_gqa"] = ungrouped, True
-            before = call.all_input_nodes
             call.args, call.kwargs = tensors, given
-            _erase_unused(graph, before)
+    graph.eliminate_dead_code(lambda node: not _is_pure(node))
 
 
 def _value(node: fx.Node) -> Tensor:
@@ -133,15 +132,10 @@ def _evaluated(calls: list[fx.Node]) -> Tensor:
     return values[calls[-1]]
 
 
-def _takes_groups(result: Tensor) -> bool:
-    """Whether flash attention with this result accepts groups of heads."""
-    return result.is_cuda and result.dtype.itemsize == 2 and result.shape[-1] <= MOST_GROUPED_SIZE
-
-
 def _before_groups(call: fx.Node, tensors: tuple[fx.Node, fx.Node, fx.Node]) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """Returns query, key and value without the copies of ``repeat_kv`` in transformers. None without such copies, and
     where attention with groups would be slow."""
-    if not _takes_groups(_value(call)):
+    if not accepts_fewer_heads(_value(call)):
         return None
     key, value = map(_before_repetition, tensors[1:])
     if key is None or value is None or _value(key).shape != _value(value).shape:
@@ -165,14 +159,3 @@ def _before_repetition(node: fx.Node) -> fx.Node | None:
     times = _value(node).shape[1] // count
     sizes = [tuple(_value(each).shape) for each in calls[:2]]
     return heads if sizes == [(batch, count * times, length, size), (batch, count, times, length, size)] else None
-
-
-def _erase_unused(graph: fx.Graph, nodes: list[fx.Node]) -> None:
-    """Erases those of the ``nodes`` without users, and then their inputs."""
-    pending, erased = list(nodes), set[fx.Node]()
-    while pending:
-        node = pending.pop()
-        if node not in erased and not node.users and _is_pure(node):
-            pending += node.all_input_nodes
-            erased.add(node)
-            graph.erase_node(node)
