@@ -2,14 +2,16 @@
 
     PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize_ops.py
     PYTHONPATH=. compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize_ops.py --dtypes float16
+    PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize_ops.py --triton
 
 The operators and their arguments are those of bench_ops.py, without what has no further kernel of our own; the sizes
 are small, and of every kind that the kernels tell apart: packs and single elements, rows of a warp, of a block, and
-longer ones, few rows and many.
+longer ones, few rows and many. With ``--triton``, these are the calls of linear layers, norms and attention in Triton.
 """
 
 import argparse
 import sys
+from functools import partial
 
 import torch
 from bench_ops import gradients_of_outputs, one_of
@@ -43,12 +45,43 @@ def calls(dtype: str) -> int:
     return made
 
 
+def triton_calls(dtype: str) -> int:
+    """Calls kernels in Triton: tiles that rows, columns or depth do not fill, TMA tiles, and attention with few keys.
+    Returns how many."""
+    from kfconvert.kernels import triton
+    from kfconvert.kernels.triton.attention import attention
+
+    device = torch.device("cuda")
+    make = partial(torch.randn, device=device, dtype=getattr(torch, dtype))
+    made = 0
+    for rows, cols, depth in ((1, 8, 8), (65, 130, 72), (300, 257, 1000), (4096, 1032, 136)):
+        x, weight, bias = make(rows, depth), make(cols, depth), make(cols)
+        for given in (x, x.t().contiguous().t()):
+            triton.linear_act(given, weight, bias, activation="gelu")
+        triton.layer_norm_act(x, depth, make(depth), make(depth), activation="silu")
+        triton.rms_norm_act(x, depth, make(depth), residual=make(rows, depth))
+        triton.act_mul(x, make(rows, depth), "silu")
+        made += 5
+    for batch, parts, heads, rows, keys, width in (
+        (4, 2, 3, 49, 49, 32),
+        (1, 3, 2, 70, 200, 20),
+        (2, 1, 1, 5, 256, 64),
+    ):
+        q, k = make(batch, parts, heads, rows, width), make(batch, parts, heads, keys, width)
+        attention(q, k, make(batch, 1, heads, keys, width), (make(1, parts, heads, rows, keys),), 0.125)
+        made += 1
+    torch.cuda.synchronize()
+    return made
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", type=one_of(DTYPES), default=DTYPES, help=",".join(DTYPES))
+    parser.add_argument("--triton", action="store_true", help="call the kernels in Triton, which have no float64")
     options = parser.parse_args()
     for dtype in options.dtypes:
-        print(f"{dtype}: {calls(dtype)} calls", flush=True)
+        if not options.triton or dtype != "float64":
+            print(f"{dtype}: {(triton_calls if options.triton else calls)(dtype)} calls", flush=True)
     return 0
 
 
