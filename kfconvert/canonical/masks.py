@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..graph import Aliases, arguments, aten, constant_value, same_kind
 from .attention_calls import change_attention
-from .positions import is_step_of_positions, number
+from .positions import counts, is_step_of_positions, number
 
 
 def drop_true_masks(graph: fx.Graph) -> None:
@@ -76,14 +76,14 @@ def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
         return unknown
     if node.target in _SHAPE_ONLY:
         return _extent(node.args[0], aliases)
-    if node.target is aten.arange.default and not node.meta["val"].is_floating_point():
+    if node.target is aten.arange.default and counts(node):
         end = number(node.args[0])
         return unknown if end is None else (0, end - 1)
     if node.target in _ONES:
         return 1, 1
     if node.target is aten.cumsum.default:
         return (0, 0) if _is_false(node.args[0], aliases) else unknown
-    if node.target is aten.add.Tensor and "alpha" not in node.kwargs:
+    if node.target is aten.add.Tensor and "alpha" not in node.kwargs and counts(node):
         least, most = _extent(node.args[0], aliases)
         added = number(node.args[1])
         return unknown if least is None or added is None else (least + added, most + added)

@@ -7,21 +7,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import Aliases, aten
+from ..graph import Aliases, aten, same_sizes
 
 
 def positions(node: Any, aliases: Aliases) -> tuple[int, Any] | None:
     """Returns (dimension, first value) of integers that count up by one along that dimension, and are equal along all
     others; None for other values. The dimension counts from the end, so that the last one is -1."""
-    if not isinstance(node, fx.Node) or aliases.is_written(node):
+    if not isinstance(node, fx.Node) or aliases.is_written(node) or not counts(node):
         return None
     if node.target in (aten.arange.default, aten.arange.start):
         first = 0 if node.target is aten.arange.default else number(node.args[0])
-        return None if first is None or node.meta["val"].is_floating_point() else (-1, first)
+        return None if first is None else (-1, first)
     found = positions(node.args[0], aliases) if node.target in _KEPT else None
     if found is None:
         return None
     dimension, first = found
+    if node.target is aten.expand.default and not same_sizes(node.args[0], node, dimension):
+        return None
     if node.target is aten.add.Tensor:
         return (dimension, first + node.args[1]) if type(node.args[1]) is int and not node.kwargs else None
     if node.target is aten.unsqueeze.default:
@@ -32,6 +34,11 @@ def positions(node: Any, aliases: Aliases) -> tuple[int, Any] | None:
 
 
 _KEPT = {aten.add.Tensor, aten.expand.default, aten.unsqueeze.default}
+
+
+def counts(node: fx.Node) -> bool:
+    """Whether the values are integers that do not overflow: those of narrow dtypes start again."""
+    return node.meta["val"].dtype is torch.int64
 
 
 def number(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ..graph import Aliases, arguments, aten, fixed_size
+from ..graph import Aliases, arguments, aten, fixed_size, same_sizes
 from ..torch_state import accepts_fewer_heads
 from .attention_calls import change_attention
 
@@ -23,7 +23,9 @@ def share_heads(graph: fx.Graph) -> None:
         query, key, value, mask, *_ = arguments(node)
         shared = [_before_repeat(each, aliases) for each in (key, value)]
         attended = query.meta["val"]
-        if mask is None and None not in shared and (attended.is_cpu or accepts_fewer_heads(attended)):
+        if mask is not None or None in shared or not same_sizes(query, key, 1):
+            continue
+        if attended.is_cpu or accepts_fewer_heads(attended):
             change_attention(node, key=shared[0], value=shared[1], enable_gqa=True)
 
 

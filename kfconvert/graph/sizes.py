@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 
 def fixed_size(size: Any) -> int | None:
@@ -16,6 +17,12 @@ def fixed_size(size: Any) -> int | None:
     if isinstance(size, torch.SymInt):
         return size.node.maybe_as_int()
     return size if isinstance(size, int) else None
+
+
+def same_sizes(node: fx.Node, other: fx.Node, *dimensions: int) -> bool:
+    """Whether both values have the same sizes in these dimensions, for all values of free sizes."""
+    pairs = ([each.meta["val"].shape[dimension] for each in (node, other)] for dimension in dimensions)
+    return all(statically_known_true(one == another) for one, another in pairs)
 
 
 def spell_sizes(graph: fx.Graph) -> None:

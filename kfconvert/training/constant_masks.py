@@ -140,6 +140,8 @@ def _before_groups(call: fx.Node, tensors: tuple[fx.Node, fx.Node, fx.Node]) -> 
     key, value = map(_before_repetition, tensors[1:])
     if key is None or value is None or _value(key).shape != _value(value).shape:
         return None
+    if _value(tensors[0]).shape[1] != _value(tensors[1]).shape[1]:  # one head of queries is broadcast
+        return None
     return tensors[0], key, value
 
 

@@ -21,13 +21,17 @@ _RESHAPES = ("view", "reshape", "flatten")
 _OF_ROWS = ("float", "double", "to", "contiguous", *_RESHAPES)
 
 
-def fuse_heads(graph: fx.Graph) -> None:
-    """Replaces each linear head and its cross entropy by one operator. The graph is valid after an error, too."""
+def fuse_heads(graph: fx.Graph) -> int:
+    """Replaces each linear head and its cross entropy by one operator; returns how many. The graph is valid after an
+    error, too."""
+    count = 0
     for call in graph.find_nodes(op="call_function", target=F.cross_entropy):
         options = _CROSS_ENTROPY.bind(*call.args, **call.kwargs)
         options.apply_defaults()
         if (chain := _chain(options.arguments["input"])) and _is_fusable(call, chain[-1], options.arguments):
             _replace(graph, call, chain, options.arguments)
+            count += 1
+    return count
 
 
 def _value(node: Any) -> Any:

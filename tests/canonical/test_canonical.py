@@ -358,18 +358,18 @@ def test_a_tensor_that_the_forward_makes_of_numbers_is_no_argument_that_it_write
     torch.testing.assert_close(run(model, region, x)[0], model(x))
 
 
-def masked_attention(least):
+def masked_attention(least, dtype):
     def attend(x):
-        rows = torch.arange(x.shape[-2])
+        rows = torch.arange(x.shape[-2], dtype=dtype)
         mask = (rows >= least)[None, None, :, None].expand(x.shape[0], 1, x.shape[-2], x.shape[-2])
         return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
     return attend
 
 
-@pytest.mark.parametrize("least, dropped", [(0, True), (1, False)])
-def test_only_a_mask_that_is_true_everywhere_is_dropped(least, dropped):
-    model, x = OneArgument(masked_attention(least)), torch.randn(2, 2, 4, 8)
+@pytest.mark.parametrize("least, dtype, dropped", [(0, None, True), (1, None, False), (0, torch.int8, False)])
+def test_only_a_mask_that_is_true_everywhere_is_dropped(least, dtype, dropped):
+    model, x = OneArgument(masked_attention(least, dtype)), torch.randn(2, 2, 4, 8)
     region = canonical_region(model, x)
     attention = next(n for n in region.graph.nodes if n.target is aten.scaled_dot_product_attention.default)
     assert (len(attention.args) == 3 and attention.kwargs["attn_mask"] is None) is dropped
@@ -401,6 +401,14 @@ def test_the_last_of_some_positions_sees_all_whatever_their_number_and_repeats_n
     for length in (6, 9):
         given = torch.randn(3, 4, 1, 8), torch.randn(3, 2, length, 8)
         torch.testing.assert_close(run(model, region, *given)[0], model(*given))
+
+
+def test_one_head_of_queries_reads_repeated_heads():
+    model, q, keys = TwoArguments(step(0)).eval(), torch.randn(2, 1, 1, 8), torch.randn(2, 2, 6, 8)
+    region = canonical_region(model, q, keys)
+    (attention,) = region.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    assert not attention.kwargs.get("enable_gqa")
+    torch.testing.assert_close(run(model, region, q, keys)[0], model(q, keys))
 
 
 def test_casts_to_the_dtype_of_another_tensor():

@@ -66,12 +66,35 @@ def written(x):
     return mask
 
 
+def narrow(x):
+    """Its positions start again after 127."""
+    places = torch.arange(x.shape[-2], dtype=torch.int8, device=x.device)
+    return places[None] <= places[:, None]
+
+
+def first_key(x):
+    return torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device).tril().expand(x.shape[-2], -1)
+
+
+def first_query(x):
+    queries, keys = indices(x)
+    return keys <= queries[..., :1, :].expand(-1, -1, x.shape[-2], -1)
+
+
+def broadcast(x):
+    queries, keys = indices(x)
+    return (keys <= queries[..., :1, :]) & torch.ones(x.shape[-2], 1, dtype=torch.bool, device=x.device)
+
+
 CAUSAL = {
     "transformers": transformers,
     "at least": at_least,
     "tril": lambda x: torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).tril(),
 }
-OTHERS = {each.__name__: each for each in (strict, shifted, reversed_places, window, packed, written)}
+OTHERS = {
+    each.__name__: each
+    for each in (strict, shifted, reversed_places, window, packed, written, narrow, first_key, first_query, broadcast)
+}
 
 
 class Attention(nn.Module):
