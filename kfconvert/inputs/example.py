@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def example_call(
             values or no shape.
     """
     if (input_shape is None) == (example_inputs is None):
-        raise InputError("pass exactly one of input_shape and example_inputs")
+        raise InputError("pass exactly one of input_shape and example_inputs, or calls as tune_for or example_calls")
     if input_shape is not None:
         call = _call_for_shape(model, _checked_shape(input_shape))
     else:
@@ -276,7 +277,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     if isinstance(shape, Tensor):
         raise InputError("input_shape must be a sequence of integers, not a tensor: pass a tensor as example_inputs")
     try:
-        sizes = tuple(int(size) for size in shape)
+        sizes = tuple(operator.index(size) for size in shape)
     except (TypeError, ValueError):
         raise InputError(f"input_shape must be a sequence of integers, not {repr(shape)[:200]}") from None
     if not sizes or any(size < 1 for size in sizes):
