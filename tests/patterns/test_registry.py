@@ -102,6 +102,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.exhaustive
 def test_settings_are_tried_beside_their_usual_values():
     """So the cases notice a fused module that takes one of them for granted."""
     tried = {}

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from support.devices import DEVICES
+from support.selection import exhaustive
 from support.small_models import assert_valid, guard
 from torch import nn
 from torch._inductor import compile_fx
@@ -164,7 +165,7 @@ def assert_same_gradients(original, fused):
         assert (other is None) if one is None else (one - other).abs().max() <= 1e-6 * top
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["bert", "llama", *exhaustive("gpt2")])
 def test_language_models(name, heads):
     """With dropout, a frozen parameter, gradients of several batches, and steps between evaluations."""
     models = original, fused = converted(MODELS[name], LABELLED)
