@@ -41,7 +41,22 @@ def calls(dtype: str) -> int:
                 with torch.set_grad_enabled(part == "backward"):
                     task(case.of(ops), inputs, case.gradients, grads, part)()
                 made += 1
+    if dtype in ("float16", "bfloat16"):
+        made += depthwise_calls(make)
     torch.cuda.synchronize()
+    return made
+
+
+def depthwise_calls(make: Maker) -> int:
+    """Calls the kernels of depthwise convolutions: tiles that images do or do not fill. Returns how many."""
+    made = 0
+    for kernel, stride in ((7, 1), (5, 1), (3, 1), (3, 2), (5, 2)):
+        for images, channels, height, width in ((1, 8, 7, 7), (3, 24, 9, 31), (40, 40, 14, 14), (33, 136, 30, 7)):
+            x = make.normal(images, channels, height, width).to(memory_format=torch.channels_last)
+            # The memory order (kernel, channels) selects these kernels.
+            weight = make.normal(kernel, kernel, 1, channels).permute(3, 2, 0, 1)
+            ops.conv_act(x, weight, make.normal(channels), None, stride, kernel // 2, 1, channels, "silu")
+            made += 1
     return made
 
 

@@ -21,6 +21,8 @@ from .onednn import in_place, pointwise, runs_onednn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = {2 + d: (getattr(nn, f"BatchNorm{d}d"), nn.SyncBatchNorm) for d in (1, 2, 3)}
+# The sizes of depthwise kernels and their strides for which kfconvert has kernels.
+_DEPTHWISE = {(3, 3, 1, 1), (3, 3, 2, 2), (5, 5, 1, 1), (5, 5, 2, 2), (7, 7, 1, 1)}
 _CUDNN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -86,8 +88,9 @@ class FusedConvBN(FusedModule):
     ``channels_last``: convert inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
     too. Otherwise y has the memory format of the convolution's result.
     Strategies: "linear" (a 1x1 kernel on an image of one pixel), "onednn" (CPU, float32, 2d and 3d), "cudnn"
-    (CUDA, ReLU: convolution, addition and ReLU in one call), "kernel" (``kfconvert.ops.conv_act``; "folded"
-    where it has no compiled kernel: plain ATen on folded weights), "composition" (not folded).
+    (CUDA, ReLU: convolution, addition and ReLU in one call), "depthwise" (CUDA, half types, channels-last, a filter
+    for each channel: kfconvert's kernels), "kernel" (``kfconvert.ops.conv_act``; "folded" where it has no compiled
+    kernel: plain ATen on folded weights), "composition" (not folded).
     TypeError: not a convolution or not a batch norm of as many dimensions, lazy, quantized. ValueError:
     parametrized or weight-normalized, channels that do not fit, unknown activation.
     """
@@ -132,11 +135,30 @@ class FusedConvBN(FusedModule):
         images = x.is_cuda and x.dim() in CHANNELS_LAST and x.dtype in _CUDNN_DTYPES
         if images and self.activation == "relu" and torch.backends.cudnn.enabled:
             names.insert(0, "cudnn")
+        if images and residual is None and self._has_depthwise_kernel(x):
+            # ConvNeXt-T on an H200, batch 32, us of a 7x7 kernel on 56, 28, 14, 7 pixels: cuDNN 71, 43, 23, 17;
+            # this 24, 14, 9, 6.
+            names.insert(0, "depthwise")
         if x.numel() > 0 and x.shape[2:].numel() == 1 and _Geometry.of(self.conv).is_linear(weight):
             # 1024 to 1280 channels, CPU us of 1 thread at batch 1, 8, 32 and error: ATen 283, 2025, 7823,
             # 1.6e-7; oneDNN 379, 2277, 8339, 5.1e-7; this 287, 737, 1865, 1.5e-7.
             names.insert(0, "linear")
         return names
+
+    def _has_depthwise_kernel(self, x: torch.Tensor) -> bool:
+        conv: Any = self.conv
+        weight, geometry = conv.weight, _Geometry.of(conv)
+        out, inner, *kernel = weight.shape
+        return (
+            has_kernels(x)
+            and x.dim() == 4
+            and x.dtype == weight.dtype
+            and x.dtype in (torch.float16, torch.bfloat16)
+            and self._uses_channels_last(x)
+            and (inner, geometry.groups, out % 8) == (1, out, 0)
+            and (*kernel, *geometry.stride) in _DEPTHWISE
+            and geometry.dilation == (1, 1)
+        )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the module's result. x: (N, C_in, *spatial), residual: as the result or None; returns (N, C_out,
@@ -248,7 +270,11 @@ class FusedConvBN(FusedModule):
             return _OneDNNConv(weight, bias, geometry, memory_format, self.activation, self.negative_slope, x)
         if strategy == "cudnn":
             return _cudnn_call(weight.contiguous(memory_format=memory_format), bias, geometry, formatted)
-        laid_out = weight.contiguous(memory_format=memory_format)
+        if strategy == "depthwise":
+            # This memory order, (kernel, channels), selects the operator's own kernels.
+            laid_out = weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+        else:
+            laid_out = weight.contiguous(memory_format=memory_format)
         arguments = (*geometry.arguments, self.activation, self.negative_slope)
 
         def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

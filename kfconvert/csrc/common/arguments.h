@@ -177,6 +177,27 @@ struct SkinnyProduct {
   DType dtype;  // f16 or bf16
 };
 
+// y = act(conv(x) + bias) of channels-last images, in which each channel has a filter of its own.
+struct DepthwiseConvolution {
+  void* y;             // (images, out_height, out_width, channels)
+  const void* x;       // (images, height, width, channels)
+  const void* weight;  // (kernel, kernel, channels)
+  const void* bias;    // (channels), or null
+  int64_t images;
+  int channels;  // a multiple of 8
+  int height;
+  int width;
+  int out_height;
+  int out_width;
+  int kernel;  // 3, 5 or 7
+  int stride;  // 1, or up to a kernel of 5 also 2
+  int pad_top;
+  int pad_left;
+  int activation;
+  double slope;
+  DType dtype;  // f16 or bf16
+};
+
 // One step of attention over a cache of keys and values, which gets those of the step: with k and v in their place,
 // y = softmax(q keys^T * scale + mask) values for each head. Neighbouring heads of queries share one of keys. Strides
 // are those of batch, head and, of caches and mask, place; the elements of a head lie together.

@@ -4,6 +4,7 @@
 
 #include "../common/activation.h"
 #include "bias_act.h"
+#include "depthwise.h"
 
 namespace kfc {
 
@@ -50,13 +51,6 @@ Tensor linear_act(const Tensor& x_in, const Tensor& weight, const OptionalTensor
   if (activation != kNone) bias_act_in_place<Backend>(op, y, std::nullopt, std::nullopt, activation, slope, -1);
   return y;
 }
-
-struct Convolution {
-  std::vector<int64_t> stride;
-  std::vector<int64_t> padding;
-  std::vector<int64_t> dilation;
-  int64_t groups;
-};
 
 // What the library would refuse in many lines. x and weight fit each other, and the lists have a number a dimension.
 inline void check_geometry(const char* op, const Tensor& x, const Tensor& weight, const Convolution& c) {
@@ -108,6 +102,17 @@ Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   const Convolution convolution{std::move(stride), std::move(padding), std::move(dilation), groups};
   check_geometry(op, x, weight, convolution);
   const Backend guard(x);
+  if constexpr (Backend::has_depthwise) {
+    DepthwiseConvolution a{};
+    if (!residual && set_depthwise(a, x, weight, bias, convolution) && Backend::has_tensor_cores(x)) {
+      a.activation = static_cast<int>(activation);
+      a.slope = slope;
+      const Tensor y = empty_channels_last(options, {a.images, a.channels, a.out_height, a.out_width});
+      a.y = y.mutable_data_ptr();
+      Backend::depthwise(a, x);
+      return y;
+    }
+  }
   if (activation == kRelu && bias && x.numel() > 0) {
     if (OptionalTensor y = Backend::conv_relu(x, weight, *bias, residual, convolution)) return *y;
   }

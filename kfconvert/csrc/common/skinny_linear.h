@@ -46,7 +46,7 @@ Tensor skinny_linear(const Tensor& x_in, const Tensor& weight, const OptionalTen
   const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
   const bool few = a.rows > 0 && a.rows <= kSkinnyRows && a.out > 0;
   if (!is_half || !few || (bias && weight.size(0) > 1 && bias->stride(0) != 1) || !set_weight(a, weight) ||
-      !Backend::has_skinny_product(x_in)) {
+      !Backend::has_tensor_cores(x_in)) {
     Tensor product = linear_act<Backend>(x_in, weight, bias, gated ? kNone : activation, slope);
     if (!gated) return product;
     const auto half = [&](bool first) {

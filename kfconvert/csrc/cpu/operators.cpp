@@ -35,6 +35,7 @@ struct Divided {
 // A function that stands here hides the one of Divided.
 struct Cpu : Divided {
   static constexpr bool library_fuses_conv_bias = true;
+  static constexpr bool has_depthwise = false;
   static constexpr bool reads_integer_zero_points = false;
 
   explicit Cpu(const Tensor&) {}

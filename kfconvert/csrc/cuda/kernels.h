@@ -38,8 +38,13 @@ int launch_decode_attention(const DecodeAttention& a, void* stream);
 
 int launch_next_token(const NextToken& step, void* stream);
 
-// Whether the current device has the tensor cores that launch_skinny_product needs.
-bool has_skinny_product();
+// Whether the current device has the tensor cores that the next two functions need.
+bool has_tensor_cores();
 int launch_skinny_product(const SkinnyProduct& product, void* stream);
+
+// Kernels of 5 and 7 with a stride of 1, as products on tensor cores.
+int launch_depthwise_tiles(const DepthwiseConvolution& a, void* stream);
+// Kernels of 3, and of 5 with a stride of 2, on the ordinary cores.
+int launch_depthwise_rows(const DepthwiseConvolution& a, void* stream);
 
 }  // namespace kfc

@@ -35,20 +35,29 @@ int device_attribute() {
 
 inline bool overlaps_launches() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
 
-// Errors are left to cudaGetLastError, as after <<<>>>.
+// Errors are left to cudaGetLastError, as after <<<>>>. bytes: of dynamic shared memory.
 template <class... Parameters, class... Arguments>
-void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
-                       const Arguments&... arguments) {
+void launch_with_memory(void (*kernel)(Parameters...), dim3 grid, dim3 block, int bytes, cudaStream_t stream,
+                        const Arguments&... arguments) {
+  constexpr int kWithoutAsking = 32 << 10;  // of 48 KiB, which include memory that is not dynamic
+  if (bytes > kWithoutAsking) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = overlaps_launches() ? 1 : 0;
   cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <class... Parameters, class... Arguments>
+void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+                       const Arguments&... arguments) {
+  launch_with_memory(kernel, grid, block, 0, stream, arguments...);
 }
 
 }  // namespace kfc

@@ -26,6 +26,8 @@ class Cuda {
   // cuDNN adds the bias in a pass of its own, so that the epilogue does it better.
   static constexpr bool library_fuses_conv_bias = false;
 
+  static constexpr bool has_depthwise = true;
+
   // Converting them would take a kernel of its own.
   static constexpr bool reads_integer_zero_points = true;
 
@@ -68,14 +70,20 @@ class Cuda {
     check_cuda(launch_decode_attention(a, here.stream()), "decode_attention");
   }
 
-  static bool has_skinny_product(const Tensor& like) {
+  static bool has_tensor_cores(const Tensor& like) {
     const Cuda here(like);
-    return kfc::has_skinny_product();
+    return kfc::has_tensor_cores();
   }
 
   static void skinny_product(const SkinnyProduct& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_skinny_product(a, here.stream()), "skinny_product");
+  }
+
+  static void depthwise(const DepthwiseConvolution& a, const Tensor& like) {
+    const Cuda here(like);
+    const auto launch = a.kernel > 3 && a.stride == 1 ? launch_depthwise_tiles : launch_depthwise_rows;
+    check_cuda(launch(a, here.stream()), "depthwise");
   }
 
   static void next_token(const NextToken& a, const Tensor& like) {

@@ -7,7 +7,7 @@
 // block starts with is on its way while the kernels ahead still run: between two products of a model lies a small
 // kernel or two, in which memory would be idle.
 #include "kernels.h"
-#include "vector.cuh"
+#include "mma.cuh"
 
 namespace kfc {
 namespace {
@@ -15,23 +15,6 @@ namespace {
 // The outputs of a tile, and the rows of x that go with them.
 constexpr int kTile = 16;
 constexpr int kRows = 8;
-
-// c += a b^T for a: (16, 16) and b: (8, 16) of half types (mma.sync.m16n8k16).
-template <class T>
-__device__ __forceinline__ void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                             uint32_t b0, uint32_t b1) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (__is_same(T, __half)) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-#endif
-}
 
 // Of a weight that is read once the first level cache keeps nothing.
 template <class P, class T>
@@ -152,11 +135,6 @@ __global__ void __launch_bounds__(32 * WARPS) skinny_rows_kernel(const __grid_co
     }
     __syncthreads();
   }
-}
-
-// The halves number `half` of two registers as one.
-__device__ __forceinline__ uint32_t pair_of(uint32_t first, uint32_t second, int half) {
-  return __byte_perm(first, second, half == 0 ? 0x5410 : 0x7632);
 }
 
 // A block has COLS columns of a transposed weight. TILES: 2 where x has more than eight rows.
@@ -282,7 +260,7 @@ bool is_recorded(cudaStream_t stream) {
 
 }  // namespace
 
-bool has_skinny_product() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 8; }
+bool has_tensor_cores() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 8; }
 
 int launch_skinny_product(const SkinnyProduct& product, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);

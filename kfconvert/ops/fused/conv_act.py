@@ -1,8 +1,9 @@
 """conv_act: ``y = act(conv(x, W) + b + residual)``: the library's convolution, then at most one in-place
 epilogue.
 
-On CUDA, relu with a bias is one cuDNN call (cudnn_convolution_relu, cudnn_convolution_add_relu). Where a
-gradient is needed, the convolution and ``bias_act`` run, with their backward formulas.
+On CUDA, relu with a bias is one cuDNN call (cudnn_convolution_relu, cudnn_convolution_add_relu). A depthwise weight
+with the memory order (kernel, channels) selects kfconvert's kernels, for channels-last images of a half type and
+kernels of 3, 5 and 7. Where a gradient is needed, the convolution and ``bias_act`` run, with their backward formulas.
 """
 
 import torch
