@@ -1,9 +1,10 @@
 // act(conv(x) + bias) with a filter for each channel, kernels of 3, and of 5 with a stride of 2
-//   x: (images, height, width, channels); weight: (kernel, kernel, channels); y: (images, out_height, out_width, channels)
+//   x: (images, height, width, channels); weight: (kernel, kernel, channels)
+//   y: (images, out_height, out_width, channels)
 //
-// Limited by memory bandwidth. A thread has kVector channels and kColumns columns of the result, and walks down the rows
-// of x. It reads each once, and keeps the filters and the sums of all rows of the result that the row of x belongs to in
-// registers. The next row is on its way meanwhile.
+// Limited by memory bandwidth. A thread has kVector channels and kColumns columns of the result, and walks down the
+// rows of x. It reads each once, and keeps the filters and the sums of all rows of the result that the row of x belongs
+// to in registers. The next row is on its way meanwhile.
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -14,7 +15,7 @@ constexpr int kColumns = 2;
 constexpr int kBlock = 128;
 constexpr int kBlocks = 4;  // on a multiprocessor
 
-template <class T, int KERNEL>
+template <int KERNEL>
 constexpr int kVector = KERNEL == 3 ? 4 : 2;  // of more channels the registers do not hold the filters
 
 // rows: of the result, that a thread has.
@@ -22,9 +23,9 @@ template <class T, int KERNEL, int STRIDE>
 __global__ void __launch_bounds__(kBlock, kBlocks)
     rows_kernel(const __grid_constant__ DepthwiseConvolution a, int rows) {
   wait_for_previous_kernel();
-  constexpr int kEach = kVector<T, KERNEL>;
-  constexpr int kInputs = (kColumns - 1) * STRIDE + KERNEL;    // columns of x
-  constexpr int kPending = (KERNEL + STRIDE - 1) / STRIDE;     // rows of the result that a row of x belongs to
+  constexpr int kEach = kVector<KERNEL>;
+  constexpr int kInputs = (kColumns - 1) * STRIDE + KERNEL;  // columns of x
+  constexpr int kPending = (KERNEL + STRIDE - 1) / STRIDE;   // rows of the result that a row of x belongs to
   constexpr uint32_t kBytes = sizeof(T);
   using P = Pack<T, kEach>;
   const uint32_t groups = a.channels / kEach;
@@ -119,14 +120,14 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
 
 template <class T, int KERNEL, int STRIDE>
 void launch(const DepthwiseConvolution& a, cudaStream_t stream) {
-  const int64_t columns = a.images * ((a.out_width + kColumns - 1) / kColumns) * (a.channels / kVector<T, KERNEL>);
+  const int64_t columns = a.images * blocks_of(a.out_width, kColumns) * (a.channels / kVector<KERNEL>);
   // Long walks read few rows twice, but all multiprocessors need threads.
   const int64_t wanted = int64_t{multiprocessors()} * kBlocks * kBlock / columns;
   const int64_t segments = wanted < 1 ? 1 : (wanted < a.out_height ? wanted : a.out_height);
-  const int rows = static_cast<int>((a.out_height + segments - 1) / segments);
-  const int64_t threads = columns * ((a.out_height + rows - 1) / rows);
-  launch_overlapped(rows_kernel<T, KERNEL, STRIDE>, static_cast<unsigned>((threads + kBlock - 1) / kBlock), kBlock,
-                    stream, a, rows);
+  const int rows = static_cast<int>(blocks_of(a.out_height, segments));
+  const int64_t threads = columns * blocks_of(a.out_height, rows);
+  launch_overlapped(rows_kernel<T, KERNEL, STRIDE>, static_cast<unsigned>(blocks_of(threads, kBlock)), kBlock, stream,
+                    a, rows);
 }
 
 template <class T>
@@ -138,12 +139,7 @@ void launch_kernel(const DepthwiseConvolution& a, cudaStream_t stream) {
 }  // namespace
 
 int launch_depthwise_rows(const DepthwiseConvolution& a, void* stream) {
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (a.dtype == DType::f16) {
-    launch_kernel<__half>(a, on);
-  } else {
-    launch_kernel<__nv_bfloat16>(a, on);
-  }
+  KFC_DISPATCH_HALF(a.dtype, launch_kernel<T>(a, static_cast<cudaStream_t>(stream)));
   return cudaGetLastError();
 }
 

@@ -1,10 +1,12 @@
 // act(conv(x) + bias) with a filter for each channel, kernels of 5 and 7, as products on tensor cores
-//   x: (images, height, width, channels); weight: (kernel, kernel, channels); y: (images, out_height, out_width, channels)
+//   x: (images, height, width, channels); weight: (kernel, kernel, channels)
+//   y: (images, out_height, out_width, channels)
 //
 // On the ordinary cores, 49 multiplications for each element take longer than the way from memory. Eight rows of the
-// result, in one column and channel, are products of a column of x (14 rows for a kernel of 7) and the Toeplitz matrix of
-// a column of the filter. Columns of x, kColumns apart, are the rows of the product's first factor: mma m16n8k16. So a
-// lane has kColumns neighbouring columns of the result in registers, and each column of x that it loads serves them all.
+// result, in one column and channel, are products of a column of x (14 rows for a kernel of 7) and the Toeplitz matrix
+// of a column of the filter. Columns of x, kColumns apart, are the rows of the product's first factor: mma m16n8k16. So
+// a lane has kColumns neighbouring columns of the result in registers, and each column of x that it loads serves them
+// all.
 //
 // Shared memory has a plane for each two channels, so that the lanes of a warp read different banks. A warp puts its
 // results into the plane that only it has read, and the block writes them in packs of eight channels.
@@ -249,12 +251,10 @@ __global__ void __launch_bounds__(16 * CHANNELS, 32 / CHANNELS)
   }
   __syncthreads();
   if (!has_channels) return;
-  KFC_DISPATCH_ACTIVATION(a.activation, (write<act, T, TALL, kThreads / kPacks>(
-                                            a, planes + pack * 4 * plane, plane, threadIdx.x / kPacks, first_slot,
-                                            first_row, first_channel + pack * 8)))
+  KFC_DISPATCH_ACTIVATION(
+      a.activation, (write<act, T, TALL, kThreads / kPacks>(a, planes + pack * 4 * plane, plane, threadIdx.x / kPacks,
+                                                            first_slot, first_row, first_channel + pack * 8)))
 }
-
-int64_t blocks_of(int64_t count, int64_t each) { return (count + each - 1) / each; }
 
 template <int KERNEL, bool TALL>
 int64_t grid_of(const DepthwiseConvolution& a, int channels) {
@@ -294,12 +294,7 @@ void launch_kernel(const DepthwiseConvolution& a, cudaStream_t stream) {
 }  // namespace
 
 int launch_depthwise_tiles(const DepthwiseConvolution& a, void* stream) {
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (a.dtype == DType::f16) {
-    launch_kernel<__half>(a, on);
-  } else {
-    launch_kernel<__nv_bfloat16>(a, on);
-  }
+  KFC_DISPATCH_HALF(a.dtype, launch_kernel<T>(a, static_cast<cudaStream_t>(stream)));
   return cudaGetLastError();
 }
 

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cstdint>
 
 namespace kfc {
 
@@ -34,6 +35,9 @@ int device_attribute() {
 }
 
 inline bool overlaps_launches() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
+
+// How many blocks of `each` hold `count`.
+inline int64_t blocks_of(int64_t count, int64_t each) { return (count + each - 1) / each; }
 
 // Errors are left to cudaGetLastError, as after <<<>>>. bytes: of dynamic shared memory.
 template <class... Parameters, class... Arguments>

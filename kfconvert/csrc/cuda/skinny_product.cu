@@ -216,8 +216,6 @@ __global__ void __launch_bounds__(32 * WARPS) skinny_columns_kernel(const __grid
   }
 }
 
-int64_t blocks_of(int64_t outputs, int64_t each) { return (outputs + each - 1) / each; }
-
 template <int WARPS>
 void launch_blocks(void (*kernel)(SkinnyProduct), int64_t blocks, const SkinnyProduct& a, cudaStream_t stream) {
   launch_overlapped(kernel, static_cast<unsigned>(blocks), 32 * WARPS, stream, a);
@@ -266,11 +264,7 @@ int launch_skinny_product(const SkinnyProduct& product, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   SkinnyProduct a = product;
   a.early = is_recorded(on);
-  if (a.dtype == DType::f16) {
-    launch_tiles<__half>(a, on);
-  } else {
-    launch_tiles<__nv_bfloat16>(a, on);
-  }
+  KFC_DISPATCH_HALF(a.dtype, launch_tiles<T>(a, on));
   return cudaGetLastError();
 }
 

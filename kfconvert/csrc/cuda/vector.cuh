@@ -477,6 +477,16 @@ inline int multiprocessors() {
   return count < 1 ? 1 : count;
 }
 
+// Calls BODY with T as the half type that DTYPE names.
+#define KFC_DISPATCH_HALF(DTYPE, ...) \
+  if ((DTYPE) == DType::f16) {        \
+    using T = __half;                 \
+    __VA_ARGS__;                      \
+  } else {                            \
+    using T = __nv_bfloat16;          \
+    __VA_ARGS__;                      \
+  }
+
 #define KFC_DISPATCH_DTYPE(DTYPE, ...) \
   switch (DTYPE) {                     \
     case DType::f32: {                 \
