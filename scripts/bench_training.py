@@ -7,11 +7,12 @@
 A step is zero_grad, the forward pass with its loss, backward, clip_grad_norm_, and a step of AdamW, which is fused on
 CUDA. Each variant has its own weights, from the same random ones, and its own optimizer; all see the same inputs.
 "reduce-overhead" is a mode of torch.compile. "liger" patches the original with the kernels of liger-kernel, where it
-knows the model; its patches of modules of transformers are there in its own steps only. "converted" has
-``training=True``.
+knows the model; its patches of modules of transformers are there in its own steps only. "liger+compile" compiles that
+model. "converted" has ``training=True``.
 
-"kept MiB" is what the model and its optimizer hold between steps, "peak MiB" the most that a step allocates beyond
-that. The last column is the time over that of the original, round by round: its median and the 95 % interval of that.
+"kept MiB" is what the model, its optimizer and CUDA graphs hold between steps, "peak MiB" the most that a step
+allocates beyond that. The last column is the time over that of the original, round by round: its median and the 95 %
+interval of that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 import kfconvert
 from kfconvert.profiling import Comparison, compare_timings, failure_line, release
 
-VARIANTS = "original", "torch.compile", "reduce-overhead", "liger", "converted"
+VARIANTS = "original", "torch.compile", "reduce-overhead", "liger", "liger+compile", "converted"
 CLASSES = {
     "products": "gemm|nvjet|cublas|xmma|cutlass",
     "attention": "flash|sdpa|attention|fmha",
@@ -121,6 +122,7 @@ CASES: dict[str, tuple[Callable[[int, int, torch.device, bool], Case], int, int]
     "bert 32x128": (bert, 32, 128),
     "bert 8x512": (bert, 8, 512),
     "llama 8x1024": (llama, 8, 1024),
+    "llama 4x2048": (llama, 4, 2048),
     "llama 1x1024": (llama, 1, 1024),
     "gpt2 8x1024": (gpt2, 8, 1024),
     "vit_b_16 64": (partial(vision, "vit_b_16", False), 64, 224),
@@ -182,7 +184,7 @@ def bench(case: Case, variants: list[str], device: torch.device, options: argpar
         before, start = allocated(device), time.perf_counter()
         try:
             step = prepared(case, variant, device)
-            for _ in range(3):
+            for _ in range(5):  # recorded after two or three
                 step()
             step.optimizer.zero_grad()
             row["kept_mib"], row["peak_mib"] = allocated(device) - before, peak(step, device)
@@ -243,11 +245,11 @@ def prepared(case: Case, variant: str, device: torch.device) -> Step:
         model = converter.convert_model(case.model.eval(), example_inputs=case.example, inplace=False)
     else:
         model = copy.deepcopy(case.model)
-    context = patched_by_liger(model) if variant == "liger" else nullcontext()
+    context = patched_by_liger(model) if variant.startswith("liger") else nullcontext()
     model.train()
     called: Any = model
-    if variant in ("torch.compile", "reduce-overhead"):
-        called = torch.compile(model, mode=None if variant == "torch.compile" else variant)
+    if variant in ("torch.compile", "reduce-overhead", "liger+compile"):
+        called = torch.compile(model, mode=variant if variant == "reduce-overhead" else None)
     return Step(model, called, case.loss, device.type == "cuda", context)
 
 
@@ -300,23 +302,26 @@ def shape(tensor: Tensor) -> str:
 
 
 def allocated(device: torch.device) -> float:
-    """MiB that PyTorch has allocated on the device; 0 on a CPU, where it does not count them."""
+    """MiB that tensors and CUDA graphs hold on the device; 0 on a CPU, where PyTorch does not count them."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.synchronize(device)
-    return torch.cuda.memory_allocated(device) / 2**20
+    graphs = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
+    unused = sum(segment["total_size"] - segment["allocated_size"] for segment in graphs)
+    return (torch.cuda.memory_allocated(device) + unused) / 2**20
 
 
 def peak(step: Callable[[], None], device: torch.device) -> float:
     """The MiB that ``step`` allocates at most beyond what is there before."""
-    before = allocated(device)
     if device.type != "cuda":
         step()
         return 0.0
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     step()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) / 2**20 - before
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares training with ``training=True`` with the original's: errors of gradients, and curves of losses.
 
     PYTHONPATH=. python scripts/training_curves.py
-    PYTHONPATH=. python scripts/training_curves.py --models gpt2 --steps 100 --seeds 2
+    PYTHONPATH=. python scripts/training_curves.py --models gpt2 --steps 100 --seeds 2 --device cpu
 
 The models are small and random. GPT-2 and BERT read the words of the repository's pages, a ResNet of four blocks sees
 images whose labels a fixed random network gives. "gradients" is the error of all gradients together in bfloat16
@@ -99,14 +99,17 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    device = torch.device(options.device)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     print("| model | gradients | loss at first | loss, original | loss, converted | within 2 errors | s |")
     print("|---|---:|---:|---:|---:|---|---:|")
     for name in options.models:
         begin = time.perf_counter()
-        error, found = gradient_ratio(name), [curves(name, seed, options.steps) for seed in range(options.seeds)]
+        error = gradient_ratio(name, device)
+        found = [curves(name, seed, options.steps, device) for seed in range(options.seeds)]
         last = max(1, options.steps // 10)
         own, ours = ([statistics.fmean(each[index][-last:]) for each in found] for index in (0, 1))
         error_of_mean = statistics.stdev(own) / len(own) ** 0.5 if len(own) > 1 else float("nan")
@@ -124,16 +127,20 @@ def converted(model: nn.Module, batch: dict[str, Tensor]) -> nn.Module:
     return converter.convert_model(copy.deepcopy(model).eval(), example_inputs=batch, inplace=False).train()
 
 
-def curves(name: str, seed: int, steps: int) -> tuple[list[float], list[float]]:
+def moved(batches: Batches, device: torch.device) -> Batches:
+    return ({key: value.to(device) for key, value in batch.items()} for batch in batches)
+
+
+def curves(name: str, seed: int, steps: int, device: torch.device) -> tuple[list[float], list[float]]:
     """The losses of all steps: of the original, and of the converted model."""
     torch.manual_seed(seed)
     make, batches = MODELS[name]
-    model = make().train()
-    both = model, converted(model, next(batches(seed)))
+    model = make().train().to(device)
+    both = model, converted(model, next(moved(batches(seed), device)))
     found: list[list[float]] = []
     for each in both:
         optimizer, losses = torch.optim.AdamW(each.parameters(), lr=1e-3), list[float]()
-        for batch in itertools.islice(batches(seed), steps):
+        for batch in itertools.islice(moved(batches(seed), device), steps):
             optimizer.zero_grad()
             loss = each(**batch)["loss"]
             loss.backward()
@@ -147,14 +154,14 @@ def curves(name: str, seed: int, steps: int) -> tuple[list[float], list[float]]:
     return found[0], found[1]
 
 
-def gradient_ratio(name: str, count: int = 8) -> float:
+def gradient_ratio(name: str, device: torch.device, count: int = 8) -> float:
     """The error of the gradients in bfloat16 autocast, relative to float64: converted over original."""
     torch.manual_seed(0)
     make, batches = MODELS[name]
-    model = make().train()
-    exact, fused = copy.deepcopy(model).double(), converted(model, next(batches(0)))
+    model = make().train().to(device)
+    exact, fused = copy.deepcopy(model).double(), converted(model, next(moved(batches(0), device)))
     errors = [0.0, 0.0]
-    for batch in itertools.islice(batches(1), count):
+    for batch in itertools.islice(moved(batches(1), device), count):
         wide = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
         truth = gradients(exact, wide, False)
         for index, each in enumerate((model, fused)):
@@ -164,7 +171,7 @@ def gradient_ratio(name: str, count: int = 8) -> float:
 
 def gradients(model: nn.Module, batch: dict[str, Any], lower: bool) -> Tensor:
     model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+    with torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=lower):
         loss = model(**batch)["loss"]
     loss.backward()
     return torch.cat([each.grad.double().flatten() for each in model.parameters() if each.grad is not None])

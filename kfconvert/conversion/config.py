@@ -45,7 +45,7 @@ class ConversionConfig(BaseModel):
             NumPy, DLPack, a storage). Each check reads all of these weights. Default: 100 on the CPU, 0 on CUDA.
         cuda_graphs: on CUDA, whether to record calls without gradients as CUDA graphs, and replay them with one launch.
             Each combination of input sizes that recurs gets a recording. "auto" does so if it is faster for the
-            example.
+            example. With ``training=True``, False also leaves training steps without recordings.
         max_recordings: maximum number of such recordings of each program, 16 by default.
         static_outputs: return the outputs of a replay in the recording's memory, which saves a copy. They are valid
             until the next call with inputs of the same sizes. Each recording then has separate memory.

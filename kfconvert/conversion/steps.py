@@ -75,8 +75,9 @@ def leave_as_it_is(model: nn.Module, stats: dict[str, Any], on_miss: OnMiss | No
     """Give ``model``, which has no programs, the other attributes of a converted model."""
     ledger = install(model, {})
     ledger.stats, ledger.notices.on_miss = ConversionStats(stats), on_miss
-    if (stats.get("config") or {}).get("training"):
-        install_training(model, ledger, CompiledForward())
+    config = stats.get("config") or {}
+    if config.get("training"):
+        install_training(model, ledger, CompiledForward(config.get("cuda_graphs") is not False))
 
 
 def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
@@ -100,7 +101,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> ConversionStats:
         separate(model.parameters())
         leave_as_it_is(model, stats, on_miss)
     elif result.config.training:
-        install_training(model, ledger, CompiledForward())
+        install_training(model, ledger, CompiledForward(result.config.cuda_graphs is not False))
     if stats["total_replaced"] == 0:
         replayed = "; its calls are replayed from CUDA graphs" if stats["replays_unfused"] else ""
         warnings.warn(

@@ -15,9 +15,15 @@ from .constant_masks import simplify_masks
 from .head_loss import fuse_heads
 
 
-def compile_graph(module: fx.GraphModule, inputs: list[Any]) -> Any:
-    """Compiles a graph of Dynamo. Passes rewrite it if it needs gradients; an error in a pass is a warning."""
+def compile_graph(module: fx.GraphModule, inputs: list[Any], records: bool = True) -> Any:
+    """Compiles a graph of Dynamo. Passes rewrite it if it needs gradients; an error in a pass is a warning.
+
+    Args:
+        records: whether to record CUDA graphs where they save time.
+    """
     from torch._inductor import compile_fx
+
+    from . import recorded
 
     heads = 0
     if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs):
@@ -32,7 +38,8 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any]) -> Any:
     # the peak of memory: more of them are computed again (LLaMA 1.1B: 0.7 of the peak in 1.005 of the time).
     options = {"donated_buffer": False} | ({"ban_recompute_materialized_backward": False} if heads else {})
     with torch._functorch.config.patch(options):
-        compiled = compile_fx.compile_fx(module, inputs)
+        records = records and recorded.can_record(inputs)
+        compiled = (recorded.compile_recorded if records else compile_fx.compile_fx)(module, inputs)
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []  # the check at run time takes None for some

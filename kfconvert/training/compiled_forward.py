@@ -27,9 +27,14 @@ logging.getLogger("torch._dynamo.metrics_context").addFilter(_is_no_metric)
 
 
 class CompiledForward:
-    """Compiles the original forward in the first call. Copies and pickles compile it again."""
+    """Compiles the original forward in the first call. Copies and pickles compile it again.
 
-    def __init__(self) -> None:
+    Args:
+        records: whether to record CUDA graphs where they save time.
+    """
+
+    def __init__(self, records: bool = True) -> None:
+        self._records = records
         # Dynamo limits the compilations of each code object, which models must not share.
         self._compiled = torch.compile(FunctionType(_forward.__code__.replace(), globals()), backend=self._graph)
         self._failure: str | None = None
@@ -63,7 +68,7 @@ class CompiledForward:
         """Compiles a graph. If that fails, this call runs it uncompiled: code before a graph break has already run, and
         must not run again in the original forward. Later calls run the original."""
         try:
-            compiled = compile_graph(module, inputs)
+            compiled = compile_graph(module, inputs, self._records)
         except Exception as error:  # the compiler may raise anything
             self._failure = _reason(error)
             return module.forward
@@ -75,7 +80,7 @@ class CompiledForward:
         return run
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CompiledForward, ()
+        return CompiledForward, (self._records,)
 
 
 def _has_small_buckets() -> bool:
