@@ -36,7 +36,9 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], records: bool = Tru
     register_fallbacks()
     # Backward must not write to saved tensors: it runs twice with retain_graph=True. Without logits, activations are
     # the peak of memory: more of them are computed again (LLaMA 1.1B: 0.7 of the peak in 1.005 of the time).
-    options = {"donated_buffer": False} | ({"ban_recompute_materialized_backward": False} if heads else {})
+    options = {"donated_buffer": False}
+    if heads and not _has_pixels_without_layout(module.graph):
+        options["ban_recompute_materialized_backward"] = False
     with torch._functorch.config.patch(options):
         records = records and recorded.can_record(inputs)
         compiled = (recorded.compile_recorded if records else compile_fx.compile_fx)(module, inputs)
@@ -44,6 +46,17 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], records: bool = Tru
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []  # the check at run time takes None for some
     return compiled
+
+
+def _has_pixels_without_layout(graph: fx.Graph) -> bool:
+    """Whether a convolution gives or takes images of one pixel, whose strides do not tell channels-last from
+    contiguous. If TorchInductor computes such an input again, the gradient of the weight has unexpected strides."""
+    for node in graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "__name__", "").startswith("conv"):
+            values = [each.meta.get("example_value") for each in (node, *node.all_input_nodes[:1])]
+            if any(isinstance(value, Tensor) and all(size == 1 for size in value.shape[2:]) for value in values):
+                return True
+    return False
 
 
 def register() -> None:

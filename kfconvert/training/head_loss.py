@@ -16,6 +16,9 @@ from torch._subclasses import FakeTensor
 
 from .linear_cross_entropy import OPERATOR
 
+# Logits of fewer bytes stay: TorchInductor fuses their loss with its neighbours.
+SMALLEST_LOGITS = 2**24
+
 _CROSS_ENTROPY = inspect.signature(F.cross_entropy)
 _RESHAPES = ("view", "reshape", "flatten")
 _OF_ROWS = ("float", "double", "to", "contiguous", *_RESHAPES)
@@ -73,6 +76,7 @@ def _is_fusable(call: fx.Node, head: fx.Node, options: dict[str, Any]) -> bool:
     values = [*map(_value, tensors), logits, target]
     return (
         all(isinstance(each, FakeTensor) and each.device == logits.device for each in values)
+        and _is_large(logits)
         and _value(head).requires_grad
         and _value(call).requires_grad
         and (logits.dim(), target.dim(), target.dtype) == (2, 1, torch.int64)
@@ -82,6 +86,12 @@ def _is_fusable(call: fx.Node, head: fx.Node, options: dict[str, Any]) -> bool:
         # The operator reads the tensors later than the head: no call in between may write to them.
         and not any(head < user < call for tensor in tensors for user in tensor.users)
     )
+
+
+def _is_large(logits: FakeTensor) -> bool:
+    """Whether the logits are worth the operator. Those with a free size are: a comparison would fix it."""
+    free = not all(isinstance(size, int) for size in logits.shape)
+    return free or logits.numel() * logits.itemsize >= SMALLEST_LOGITS
 
 
 def _replace(graph: fx.Graph, call: fx.Node, chain: list[fx.Node], options: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch._inductor import compile_fx
 from torch.nn import functional as F
 
 from kfconvert import ArtifactError, auto_convert_model, export, freeze, load, save
+from kfconvert.training import head_loss
 from kfconvert.training.backend import compile_graph
 
 CLASSES = 37
@@ -115,8 +116,36 @@ def test_other_uses_of_logits_stay(loss, heads):
     torch.testing.assert_close(found, own)
 
 
-def test_torch_inductor():
+def test_small_logits_stay(heads, monkeypatch):
+    monkeypatch.setattr(head_loss, "SMALLEST_LOGITS", 400 * CLASSES * 4 + 1)
+    results(flat)
+    results(flat, torch.float64)
+    assert heads == [0, 1]
+
+
+@pytest.mark.parametrize(("pixels", "freely"), [(1, False), (2, True)])
+def test_inputs_of_convolutions_on_one_pixel_are_saved(pixels, freely, monkeypatch):
+    """With them, TorchInductor must not compute more values again than usual."""
+    first, second = (nn.Conv2d(channels, 4, 3, padding=1) for channels in (3, 4))
+    head, found = nn.Linear(4 * pixels**2, CLASSES), []
+
+    def run_uncompiled(module, inputs):
+        found.append(not torch._functorch.config.ban_recompute_materialized_backward)
+        return module.forward
+
+    def step(x, y):
+        return F.cross_entropy(head(second(first(x).relu()).flatten(1)), y)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(head_loss, "SMALLEST_LOGITS", 0)
+    monkeypatch.setattr(compile_fx, "compile_fx", run_uncompiled)
+    torch.compile(step, backend=compile_graph)(torch.randn(2, 3, pixels, pixels), torch.arange(2))
+    assert found == [freely]
+
+
+def test_torch_inductor(monkeypatch):
     """The backend as it is."""
+    monkeypatch.setattr(head_loss, "SMALLEST_LOGITS", 0)
     torch._dynamo.reset()
     assert_as_accurate(*results(flat), torch.float32)
     assert torch._dynamo.lookup_backend("kfconvert") is compile_graph
