@@ -31,8 +31,9 @@ from ..runtime import CaptureStream
 # A graph is recorded if the launches of its forward take at least this share of their time on the device. Otherwise the
 # launches run ahead of the device, and copies of the gradients would cost more than a recording saves.
 _LAUNCH_SHARE = 0.4
-# Calls with unchanged addresses before a recording. They compile kernels, and libraries allocate their workspaces.
-_CALLS_BEFORE = 2
+# Calls with unchanged addresses before a recording. The first one sets up kernels and libraries, the others are
+# measured: the optimizer allocates its state after the first, so that the second one may wait for memory.
+_CALLS_BEFORE = 3
 # A graph whose weights move more often is no longer recorded.
 _MOST_RECORDINGS = 4
 
@@ -140,7 +141,7 @@ class _Forward:
             self._calls = 0
         if step.forward is None:
             self._calls += 1
-            if self._calls == _CALLS_BEFORE:
+            if 1 < self._calls <= _CALLS_BEFORE:
                 return self._measured
             if self._calls > _CALLS_BEFORE:
                 self._record(arguments)
