@@ -6,7 +6,7 @@ from .dispatch.ledger import Ledger
 from .dispatch.notices import OnMiss
 from .dispatch.original_forwards import originals
 from .dispatch.recompute import autograd_nodes
-from .recording.capture_streams import CaptureStream
+from .recording.capture_streams import CaptureStream, one_capture
 from .recording.cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, kind_of_call, library_switches
 from .recording.generated import Generated, Ungenerated
 from .recording.merged_weights import merge, separate, whole

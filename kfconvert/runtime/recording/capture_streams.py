@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +45,23 @@ class CaptureStream:
             torch.addmm(self._bias, self._factor, self._factor, out=self._product)  # by cuBLASLt
         finally:
             torch._C._cuda_endAllocateToPool(index, self._memory)
+
+
+# One capture at a time in a process.
+_capturing = threading.RLock()
+
+
+@contextmanager
+def one_capture() -> Iterator[None]:
+    """Context manager for a capture: without garbage collection, as freeing another graph would end the capture."""
+    with _capturing:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
 
 
 # Streams without an owner, by device.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..state.derived import Unchanged
-from .capture_streams import capture_stream
+from .capture_streams import capture_stream, one_capture
 from .driver_graph import DriverGraph, prepare_thread
 from .split import Call, Split
 
@@ -180,23 +179,19 @@ class Repeated:
 @contextmanager
 def _capture(pool: Pool) -> Iterator[DriverGraph]:
     """Context manager that captures its launches in a graph. Raises Unrecordable."""
-    collecting = gc.isenabled()
-    gc.disable()  # freeing a graph during the capture would end it
     try:
-        stream = pool.capture_stream.stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            pool.capture_stream.prepare()
-            graph = DriverGraph(pool.handle)
-            with graph.capture():
-                yield graph
+        with one_capture():
+            stream = pool.capture_stream.stream
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                pool.capture_stream.prepare()
+                graph = DriverGraph(pool.handle)
+                with graph.capture():
+                    yield graph
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise Unrecordable(str(error).splitlines()[0]) from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class _Input:
