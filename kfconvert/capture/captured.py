@@ -261,6 +261,16 @@ def _capture(
     seconds: float,
 ) -> Capture:
     region = trace(module, call, dimensions, seconds)
+    try:
+        return _checked(module, path, call, region, example)
+    except CaptureError:
+        if not region.is_repeated:
+            raise
+    # A layer after the traced ones may do something else.
+    return _checked(module, path, call, trace(module, call, dimensions, seconds, repeats=False), example)
+
+
+def _checked(module: nn.Module, path: str, call: ExampleCall, region: Region, example: ExampleCall) -> Capture:
     live = _mark(module, region)
     region.note_default_device(default_device())
     with without_autocast():

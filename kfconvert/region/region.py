@@ -68,6 +68,8 @@ class Region:
     shards: frozenset[str] = frozenset()
     # The device type and dtype of autocast, if it was on in the trace. The graph has its casts, and runs without it.
     autocast: tuple[str, torch.dtype] | None = None
+    # Whether layers of the graph were repeated instead of traced (see ``capture.alike_layers``).
+    is_repeated: bool = False
     # Further placeholders of weights in other dtypes. ``slots`` has the places of the weights.
     casted: dict[str, torch.dtype] = field(default_factory=dict)
 
