@@ -115,7 +115,7 @@ class _Step:
         torch.cuda.empty_cache()  # a recording cannot use PyTorch's free memory
         try:
             return Recording(launch, arguments, in_place, self.saved, self._pool)
-        except RuntimeError:  # a call that cannot be captured, or not enough memory
+        except Exception:  # a call that cannot be captured, an unexpected memory layout, or not enough memory
             return None
 
 
