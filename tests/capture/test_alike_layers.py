@@ -12,6 +12,7 @@ from torch import fx, nn
 from kfconvert.capture import tracer
 from kfconvert.capture.captured import capture
 from kfconvert.inputs import ExampleCall
+from kfconvert.region import CaptureError
 from kfconvert.runtime import originals  # noqa: F401
 
 LAYERS = 8
@@ -112,12 +113,6 @@ class Long(Block):
         return x.tanh() if self.number > 5 and x.shape[1] > 32 else x
 
 
-def with_a_branch_on_length():
-    model = Stack()
-    model.blocks = nn.ModuleList(map(Long, range(LAYERS)))
-    return model
-
-
 class Masked(Stack):
     """Its last layers have another scale, which is the same for short inputs."""
 
@@ -167,6 +162,28 @@ class Twice(Stack):
         return x
 
 
+class Clamped(Block):
+    """A branch on a value, in a late layer."""
+
+    def forward(self, x, scale):
+        x = super().forward(x, scale)
+        return x.clamp(-1, 1) if self.number == 7 and x.abs().max() > 50 else x
+
+
+class Final(Block):
+    final = False
+
+    def forward(self, x, scale):
+        x = super().forward(x, scale)
+        return x.tanh() if self.number == 7 and self.final else x
+
+
+def of(kind):
+    model = Stack()
+    model.blocks = nn.ModuleList(map(kind, range(LAYERS)))
+    return model
+
+
 IN_FULL = {
     "few layers": (lambda: Stack(layers=6), X),
     "results of all layers": (Returning, X),
@@ -176,7 +193,7 @@ IN_FULL = {
     "shared weight": (with_shared_weight, X),
     "values by layer": (with_values_by_layer, X),
     "window": (with_a_window, X),
-    "branch on length": (with_a_branch_on_length, X),
+    "branch on length": (lambda: of(Long), X),
     "scale of some layers": (Masked, X),
     "zeros between layers": (Prompted, X),
     "layer counted from the end": (FromTheEnd, X),
@@ -238,3 +255,14 @@ def test_a_special_layer_after_the_traced_ones_is_detected():
         found = capture(model, "", call, [tracer.free_dimensions(model, call)])
     assert not found.region.is_repeated
     torch.testing.assert_close(results(model, found.region, X)[0], model(**X))
+
+
+def test_a_branch_on_a_value_in_a_late_layer_is_refused():
+    model = of(Clamped).eval()
+    with pytest.raises(CaptureError, match="data-dependent"):
+        tracer.trace(model, ExampleCall((), X))
+
+
+def test_attributes_that_only_late_layers_read_are_known():
+    region = tracer.trace(of(Final).eval(), ExampleCall((), X))
+    assert region.is_repeated and (Final, "final") in region.reads
