@@ -184,7 +184,7 @@ def bench(case: Case, variants: list[str], device: torch.device, options: argpar
         before, start = allocated(device), time.perf_counter()
         try:
             step = prepared(case, variant, device)
-            for _ in range(5):  # recorded after two or three
+            for _ in range(5):  # a training graph is recorded at the fourth
                 step()
             step.optimizer.zero_grad()
             row["kept_mib"], row["peak_mib"] = allocated(device) - before, peak(step, device)

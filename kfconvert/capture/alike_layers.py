@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import copy
 import re
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..inputs import is_cache, is_equal, layers_of, set_tensor, tensors_of
 from ..runtime import configurations
+from .structure import groups
 
 TRACED = 3
 # With fewer layers left out, the time of a second trace, if layers differ, is not worth the gain.
 _LEAST_LEFT_OUT = 3
 _WINDOW = re.compile(r"window(_size)?$|attention_chunk|attn_chunk|local_att|global_att")
-_OWN = frozenset(("_modules", "_parameters", "_buffers"))
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,8 @@ def stacks_of(model: nn.Module) -> list[Stack]:
             continue
         layers = [each for each in module._modules.values() if each is not None]
         first = len(layers) - 1
-        while first > 0 and _is_like(layers[first - 1], layers[-1], len(layers) - first):
+        alike = next((each for each in groups(layers, type) if layers[-1] in each), [])
+        while first > 0 and layers[first - 1] in alike and _are_numbered(layers, first - 1):
             first -= 1
         tensors = [id(each) for layer in layers for each in (*layer.parameters(), *layer.buffers())]
         # A list with a value for each layer.
@@ -72,38 +71,13 @@ def stacks_of(model: nn.Module) -> list[Stack]:
     return found
 
 
-def _is_like(layer: nn.Module, other: nn.Module, distance: int) -> bool:
-    """Whether two layers have the same structure, attributes and kinds of tensors. Integers may differ by the
-    ``distance`` of the layers, as their numbers do."""
-    ours, theirs = list(layer.named_modules()), list(other.named_modules())
-    if [(name, type(module)) for name, module in ours] != [(name, type(module)) for name, module in theirs]:
-        return False
-    for (_, one), (_, two) in zip(ours, theirs):
-        for tensors in (lambda module: module._parameters, lambda module: module._buffers):
-            if [(name, kind_of(value)) for name, value in tensors(one).items()] != [
-                (name, kind_of(value)) for name, value in tensors(two).items()
-            ]:
-                return False
-        if vars(one).keys() != vars(two).keys():
-            return False
-        for name in vars(one).keys() - _OWN:
-            value, counterpart = vars(one)[name], vars(two)[name]
-            is_number = type(value) is int and type(counterpart) is int and counterpart - value == distance
-            if not (is_number or _are_equal(value, counterpart)):
-                return False
-    return True
-
-
-def _are_equal(value: Any, other: Any) -> bool:
-    if type(value) is type(other) is OrderedDict:  # of hooks
-        return not (value or other)
-    if type(value) is type(other) is partial:
-        return value.func is other.func and is_equal([value.args, value.keywords], [other.args, other.keywords])
-    return is_equal(value, other)
-
-
-def kind_of(tensor: Tensor | None) -> Any:
-    return tensor if tensor is None else (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+def _are_numbered(layers: list[nn.Module], number: int) -> bool:
+    """Whether the integers of a layer equal those of the last one, which has the same structure, or differ as the
+    numbers of the layers do."""
+    distance = len(layers) - 1 - number
+    pairs = zip(layers[number].modules(), layers[-1].modules())
+    values = ((value, vars(two).get(name)) for one, two in pairs for name, value in vars(one).items())
+    return all(type(two) is int and two - one in (0, distance) for one, two in values if type(one) is int)
 
 
 @contextmanager

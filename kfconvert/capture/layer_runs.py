@@ -5,7 +5,9 @@ A trace of the first layers does not show what code does for later ones only, by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,15 +24,12 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Si
 def run_alike(model: nn.Module, call: ExampleCall, stacks: Sequence[Stack]) -> list[Stack]:
     """Returns the ``stacks`` whose later layers do in ``call`` what the last traced one does. Where the call does not
     use the layers of a stack, there is nothing to compare."""
-    found = []
-    for stack in stacks:
-        run = _Run(stack)
-        given = call.copied()
-        with run.hooked(), torch.no_grad(), run:
-            model(*given.args, **given.kwargs)
-        if not run.order or (run.order == list(range(stack.count)) and run.are_alike()):
-            found.append(stack)
-    return found
+    runs, given = [_Run(stack) for stack in stacks], call.copied()
+    with ExitStack() as contexts, torch.no_grad():
+        for run in runs:
+            run.watch(contexts)
+        model(*given.args, **given.kwargs)
+    return [stack for stack, run in zip(stacks, runs) if run.are_alike()]
 
 
 class _Run(TorchFunctionMode):
@@ -38,7 +37,7 @@ class _Run(TorchFunctionMode):
 
     def __init__(self, stack: Stack):
         super().__init__()
-        self._stack, self.order = stack, list[int]()
+        self._stack, self._order = stack, list[int]()
         self._segments: list[list[Any]] = [[]]
         self._kept: list[Any] = []  # an object that is gone could have the identity of a later one
         self._made: dict[int, tuple[int, int, int]] = {}
@@ -49,14 +48,18 @@ class _Run(TorchFunctionMode):
             for name, tensor in (*layer.named_parameters(), *layer.named_buffers())
         }
 
-    def hooked(self) -> Any:
-        return _Hooks(self, list(self._stack.layers.children()))
+    def watch(self, contexts: ExitStack) -> None:
+        """Begins a segment at the start and at the end of each layer, and records calls, within ``contexts``."""
+        for number, layer in enumerate(self._stack.layers.children()):
+            contexts.enter_context(layer.register_forward_pre_hook(partial(self._begin, number)))
+            contexts.enter_context(layer.register_forward_hook(partial(self._begin, None)))
+        contexts.enter_context(self)
 
-    def begin(self, number: int | None = None) -> None:
+    def _begin(self, number: int | None, *_: Any) -> None:
         self._segments.append([])
         self._used.append(set())
         if number is not None:
-            self.order.append(number)
+            self._order.append(number)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -86,25 +89,11 @@ class _Run(TorchFunctionMode):
 
     def are_alike(self) -> bool:
         """Whether later layers, and the calls between them, equal those of the last traced layer."""
+        if not self._order:
+            return True
         last = 2 * self._stack.traced - 1
         own, between = self._segments[last], self._segments[last - 1]
         later = range(self._stack.traced, self._stack.count)
-        return all(self._segments[2 * number + 1] == own and self._segments[2 * number] == between for number in later)
-
-
-class _Hooks:
-    """Context manager under which ``run`` begins a segment at the start and at the end of each layer."""
-
-    def __init__(self, run: _Run, layers: list[nn.Module]):
-        self._run, self._layers = run, layers
-
-    def __enter__(self) -> None:
-        self._handles = [handle for number, layer in enumerate(self._layers) for handle in self._hooks(number, layer)]
-
-    def _hooks(self, number: int, layer: nn.Module) -> Iterator[Any]:
-        yield layer.register_forward_pre_hook(lambda *_: self._run.begin(number))
-        yield layer.register_forward_hook(lambda *_: self._run.begin())
-
-    def __exit__(self, *_: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
+        return self._order == list(range(self._stack.count)) and all(
+            self._segments[2 * number + 1] == own and self._segments[2 * number] == between for number in later
+        )

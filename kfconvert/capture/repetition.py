@@ -10,9 +10,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..accuracy import is_same_tensor
 from ..graph import mark_storage, storage_of
 from ..region import Region
-from .alike_layers import TRACED, Stack, kind_of
+from .alike_layers import TRACED, Stack
 
 
 class Unalike(Exception):
@@ -70,7 +71,7 @@ class _Repetition:
         for index in range(self._stack.traced, self._stack.count):
             distance = index - self._stack.traced + 1
             for name, (path, attribute) in list(self._region.slots.items()):  # also those that no operator reads
-                if f"{path}.".startswith(f"{self._paths[-1]}."):
+                if _is_in(path, self._paths[-1]):
                     inside = path.removeprefix(self._paths[-1])
                     self._weight(self._placeholders[name], f"{self._stack.path}.{index}", inside, attribute)
             found = {each: self._found(source, each, distance, latest) for each, source in sources.items()}
@@ -124,9 +125,9 @@ class _Repetition:
 
     def _are_equal_constants(self, value: fx.Node, following: fx.Node) -> bool:
         ours, theirs = (self._region.constants.get(each.name) for each in (value, following))
-        return (
-            ours is not None and theirs is not None and kind_of(ours) == kind_of(theirs) and torch.equal(ours, theirs)
-        )
+        if ours is None or theirs is None:
+            return False
+        return ours.stride() == theirs.stride() and is_same_tensor(ours, theirs)
 
     def _found(self, source: Any, node: fx.Node, distance: int, latest: dict[fx.Node, fx.Node]) -> fx.Node:
         region = self._region
@@ -170,7 +171,7 @@ class _Repetition:
             mark_storage(made, storages[storage])
         old, new = self._paths[-1], f"{self._stack.path}.{index}"
         made.meta["nn_module_stack"] = {
-            key: (new + path.removeprefix(old) if path == old or path.startswith(f"{old}.") else path, kind)
+            key: (new + path.removeprefix(old) if _is_in(path, old) else path, kind)
             for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items()
         }
         return made
@@ -238,4 +239,9 @@ class _Repetition:
 
 def _is_within(node: fx.Node, path: str) -> bool:
     stack = node.meta.get("nn_module_stack") or {}
-    return any(each == path or each.startswith(f"{path}.") for each, _ in stack.values())
+    return any(_is_in(each, path) for each, _ in stack.values())
+
+
+def _is_in(path: str, parent: str) -> bool:
+    """Whether ``path`` is that of ``parent`` or of a submodule."""
+    return f"{path}.".startswith(f"{parent}.")

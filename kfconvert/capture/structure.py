@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,4 +78,6 @@ def _value(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, (tuple, list)):
         return type(value), tuple(map(_value, value))
+    if type(value) is partial:
+        return partial, id(value.func), _value(value.args), _value(tuple(value.keywords.items()))
     return id(value)

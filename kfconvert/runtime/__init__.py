@@ -11,7 +11,15 @@ from .recording.cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, ca
 from .recording.generated import Generated, Ungenerated
 from .recording.merged_weights import merge, separate, whole
 from .recording.program import Program
-from .recording.recording import Pool, Recording, Repeated, Unrecordable
+from .recording.recording import (
+    Pool,
+    Recording,
+    Repeated,
+    Unrecordable,
+    bytes_without_gaps,
+    has_no_overlap,
+    like,
+)
 from .recording.variant import Variant
 from .state.active_modes import default_device, function_mode
 from .state.authors import is_of_author

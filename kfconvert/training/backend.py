@@ -40,7 +40,7 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], records: bool = Tru
     if heads and not _has_pixels_without_layout(module.graph):
         options["ban_recompute_materialized_backward"] = False
     with torch._functorch.config.patch(options):
-        records = records and recorded.can_record(inputs)
+        records = records and recorded.is_recordable(inputs)
         compiled = (recorded.compile_recorded if records else compile_fx.compile_fx)(module, inputs)
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime import CaptureStream, one_capture
+from ..runtime import CaptureStream, Unrecordable, bytes_without_gaps, has_no_overlap, like, one_capture
 
 # By the stream on which recordings run: their replays take turns, and so share the workspaces of libraries.
 _capture_streams: dict[torch.cuda.Stream, CaptureStream] = {}
@@ -32,6 +32,7 @@ class Recording:
         pool: a handle of ``torch.cuda.graph_pool_handle``, of the earlier recording too.
 
     Raises:
+        Unrecordable: elements of an argument share memory.
         RuntimeError: a call in ``launch`` cannot be captured.
         torch.OutOfMemoryError: there is not enough memory.
     """
@@ -42,15 +43,15 @@ class Recording:
         self._addresses = [addresses[index] for index in self._in_place]
         self._copied = sorted({*range(len(addresses))}.difference(self._in_place))
         self._stream = torch.cuda.current_stream()
-        if any(_is_expanded(arguments[index]) for index in self._copied):
-            raise RuntimeError("elements of an argument share memory")
+        if not all(has_no_overlap(arguments[index]) for index in self._copied):
+            raise Unrecordable("elements of an argument share memory")
         held = list(arguments)
         for index in self._in_place:
             if addresses[index] in saved:
                 arguments[index] = _unowned(arguments[index])
         with _capture(self._stream, pool) as self._graph:
             for index in self._copied:
-                held[index] = _like(arguments[index])
+                held[index] = like(arguments[index])
             self._held = [held[index] for index in self._copied]
             #: Which each replay writes.
             self.results = list(launch(held))  # which clears the list
@@ -69,7 +70,7 @@ class Recording:
         self._groups = defaultdict[torch.dtype, list[tuple[int, Tensor]]](list)
         for index in indices:
             if isinstance(each := self.results[index], Tensor):
-                is_grouped = each.is_cuda and each.dtype in _MULTIPLIED and _is_dense(each)
+                is_grouped = each.is_cuda and each.dtype in _MULTIPLIED and bytes_without_gaps(each) is not None
                 (self._groups[each.dtype] if is_grouped else self._single).append((index, each))
 
     def is_on_its_stream(self) -> bool:
@@ -94,7 +95,7 @@ class Recording:
                 for (index, _), copy in zip(group, torch._foreach_mul([value for _, value in group], 1.0)):
                     results[index] = copy
             for index, value in self._single:
-                results[index] = value.clone() if _is_expanded(value) else _like(value).copy_(value)
+                results[index] = like(value).copy_(value) if has_no_overlap(value) else value.clone()
         return results
 
 
@@ -115,20 +116,6 @@ def _capture(current: torch.cuda.Stream, pool: Any) -> Iterator[torch.cuda.CUDAG
                 yield graph
             finally:
                 graph.capture_end()
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements have no gaps between them, and share no memory."""
-    return tensor.numel() == 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """A tensor with the shape and strides of ``tensor``; its elements must not share memory."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 class _Bytes:

@@ -25,6 +25,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.utils import get_first_incompatible_cudagraph_node
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..runtime import can_record
 from .cuda_recording import Launch, Recording
 
 # A graph is recorded if the launches of its forward take at least this share of their time on the device. Otherwise the
@@ -40,18 +41,18 @@ _MOST_MOVES = 32
 _ASYNCHRONOUS = "aten", "prims", "prim", "inductor_prims", "kfconvert"
 
 
-def can_record(inputs: Sequence[Any]) -> bool:
-    """Whether all inputs are tensors of fixed sizes on one CUDA device, and neither TorchInductor records nor another
-    process takes part."""
-    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if torch.version.cuda is None or config.triton.cudagraphs or is_distributed:
+def is_recordable(inputs: Sequence[Any]) -> bool:
+    """Whether all inputs are tensors of fixed sizes on one device that records, and neither TorchInductor records nor
+    another process takes part."""
+    if config.triton.cudagraphs or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     fixed = all(isinstance(each, Tensor) and all(isinstance(size, int) for size in each.shape) for each in inputs)
-    return fixed and [device.type for device in {each.device for each in inputs}] == ["cuda"]
+    devices = {each.device for each in inputs} if fixed else set()
+    return len(devices) == 1 and all(map(can_record, devices))
 
 
 def compile_recorded(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """Compiles a graph for which ``can_record`` holds. Its first calls launch the kernels; later calls replay them."""
+    """Compiles a graph that ``is_recordable``. Its first calls launch the kernels; later calls replay them."""
     # A hit in AOTAutograd's cache would return the graph without recordings.
     with torch._functorch.config.patch(enable_autograd_cache=False):
         return compile_fx.compile_fx(module, inputs, inner_compile=partial(_compile_inner, _Step(inputs[0].device)))
@@ -63,11 +64,12 @@ def _compile_inner(step: _Step, module: fx.GraphModule, inputs: Sequence[Any], *
     if not is_capturable or not isinstance(compiled, CompiledFxGraph) or compiled.disabled_cudagraphs_reason:
         return compiled
     launch: Any = compiled.current_callable
-    weights = options.get("static_input_idxs", ())
-    if not set(compiled.mutated_input_idxs).issubset(() if options.get("is_backward") else weights):
+    is_backward = options.get("is_backward")
+    weights = () if is_backward else options.get("static_input_idxs", ())
+    if not set(compiled.mutated_input_idxs).issubset(weights):
         return compiled  # a recording would write to its copy of an argument
     recorded: Any
-    if options.get("is_backward"):
+    if is_backward:
         recorded = _Backward(step, launch)
     else:
         # The results of forward are what its caller receives, then the tensors for backward.

@@ -13,7 +13,6 @@ from kfconvert.capture import tracer
 from kfconvert.capture.captured import capture
 from kfconvert.inputs import ExampleCall
 from kfconvert.region import CaptureError
-from kfconvert.runtime import originals  # noqa: F401
 
 LAYERS = 8
 SIZES = {

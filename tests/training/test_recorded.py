@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.devices import CUDA, DEVICES
 from support.selection import exhaustive
 from support.small_models import guard
 from torch import Tensor, nn
@@ -19,9 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from kfconvert.conversion import leave_as_it_is
 from kfconvert.training import cuda_recording, recorded
 
-ON_CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
-cuda_only = pytest.mark.parametrize("device", [ON_CUDA])
-on_both = pytest.mark.parametrize("device", ["cpu", ON_CUDA])
+cuda_only = pytest.mark.parametrize("device", [CUDA])
+on_both = pytest.mark.parametrize("device", DEVICES)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(recorded, "Recording", Repeated)
     monkeypatch.setattr(recorded, "CompiledFxGraph", Uncompiled)
     monkeypatch.setattr(recorded.compile_fx, "compile_fx_inner", Uncompiled)
-    monkeypatch.setattr(recorded, "can_record", lambda inputs: all(isinstance(each, Tensor) for each in inputs))
+    monkeypatch.setattr(recorded, "is_recordable", lambda inputs: all(isinstance(each, Tensor) for each in inputs))
     monkeypatch.setattr(recorded._Forward, "_measured", lambda self, arguments: self._launch(arguments))
     monkeypatch.setattr(cuda_recording, "_capture", lambda stream, pool: nullcontext())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -114,7 +114,7 @@ class Recording:
         if this one is deleted during a replay. Their tensors are released after the capture, as each replay writes them
         before it reads them; static outputs stay."""
         with _capture(self._pool) as graph:
-            static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            static = [like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
             self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
             body = call.unfinished if isinstance(call, Split) and not self._static_outputs else call
@@ -204,7 +204,7 @@ class _Input:
     """
 
     def __init__(self, graph: DriverGraph, held: Tensor, other: Tensor):
-        count = _bytes_without_gaps(held, other)
+        count = bytes_without_gaps(held, other)
         self._held = held if count is None else None
         self._node = graph.copy(held.data_ptr(), other.data_ptr(), count) if count else None
 
@@ -220,7 +220,7 @@ class _Output:
     """Copies ``held``, a tensor of a recording, to new tensors for the caller; see ``_Input``."""
 
     def __init__(self, graph: DriverGraph, held: Tensor):
-        count = _bytes_without_gaps(held)
+        count = bytes_without_gaps(held)
         self._held, self._make = held if count is None else None, _maker(held)
         # Nothing reads the current target: each replay sets another one.
         self._node = graph.copy(self._make().data_ptr(), held.data_ptr(), count) if count else None
@@ -238,7 +238,7 @@ class _Output:
             target.copy_(self._held)
 
 
-def _bytes_without_gaps(*tensors: Tensor) -> int | None:
+def bytes_without_gaps(*tensors: Tensor) -> int | None:
     """The number of bytes of tensors of one shape and strides. Without gaps, one copy transfers all of them, without
     the cost of an operator. None where elements have gaps between them, or the tensor is a conjugate or negative view:
     an operator copies these."""
@@ -248,9 +248,9 @@ def _bytes_without_gaps(*tensors: Tensor) -> int | None:
     return first.numel() * first.element_size() if first.numel() == span and not lazy else None
 
 
-def _like(tensor: Tensor) -> Tensor:
+def like(tensor: Tensor) -> Tensor:
     """Return an empty tensor with the memory layout of ``tensor``."""
-    if not _has_no_overlap(tensor):
+    if not has_no_overlap(tensor):
         raise Unrecordable("elements of an argument share memory")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
@@ -287,12 +287,12 @@ def _memory(tensor: Tensor) -> int:
 
 def _maker(tensor: Tensor) -> Callable[[], Tensor]:
     """Return a function that creates tensors with the memory layout of ``tensor``, without keeping it alive."""
-    if not _has_no_overlap(tensor):
+    if not has_no_overlap(tensor):
         raise Unrecordable("elements of an output share memory")
     return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _has_no_overlap(tensor: Tensor) -> bool:
+def has_no_overlap(tensor: Tensor) -> bool:
     """Whether no two elements share memory: sorted by stride, each dimension steps beyond the extent of all before."""
     reach = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
