@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,10 +20,22 @@ from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region
-from ..runtime import Program, Variant, default_device, global_hook, has_hooks, inner_hook, remedy
+from ..runtime import (
+    Program,
+    Variant,
+    default_device,
+    global_hook,
+    has_hooks,
+    inner_hook,
+    recorded_reads,
+    remedy,
+)
 from ..torch_state import without_autocast
+from .alike_layers import Stack, shortened, stacks_of
 from .argument_trials import check_arguments
 from .deadline import Budget
+from .layer_runs import run_alike
+from .repetition import repeat
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -260,31 +273,45 @@ def _capture(
     example: ExampleCall,
     seconds: float,
 ) -> Capture:
-    region = trace(module, call, dimensions, seconds)
-    try:
-        return _checked(module, path, call, region, example)
-    except CaptureError:
-        if not region.is_repeated:
-            raise
-    # A layer after the traced ones may do something else.
-    return _checked(module, path, call, trace(module, call, dimensions, seconds, repeats=False), example)
+    with suppress(Exception):  # the code may expect all layers, or treat a later one in another way
+        with recorded_reads(module) as reads:
+            stacks = run_alike(module, call, stacks_of(module))
+        if stacks:
+            region = trace(module, call, dimensions, seconds, stacks)
+            region.reads |= reads
+            return _checked(module, path, call, region, example, stacks)
+    return _checked(module, path, call, trace(module, call, dimensions, seconds), example)
 
 
-def _checked(module: nn.Module, path: str, call: ExampleCall, region: Region, example: ExampleCall) -> Capture:
-    live = _mark(module, region)
-    region.note_default_device(default_device())
-    with without_autocast():
-        canonicalise(region.graph)
+def _checked(
+    module: nn.Module, path: str, call: ExampleCall, region: Region, example: ExampleCall, stacks: Sequence[Stack] = ()
+) -> Capture:
+    """The capture by ``region``. With ``stacks``, which it has in part, their first layers are checked in detail, and
+    the repeated ones by the outputs of one call."""
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:
         raise CaptureError("its example call and the traced call have different forms")
-    take_constants(module, region, given)
-    seen = trial(module, region, given)
-    note_orders(module, region, leaves)
+    with shortened(module, stacks):
+        live = _mark(module, region)
+        region.note_default_device(default_device())
+        with without_autocast():
+            canonicalise(region.graph)
+        take_constants(module, region, given)
+        note_orders(module, region, leaves)
+        captured = Capture(path, module, region, live, leaves, Findings())
+        _check(module, region, captured.variant(()).run, given, leaves)
+    if stacks:
+        repeat(region, stacks)
+        captured = Capture(path, module, region, _mark(module, region), leaves, Findings())
+        check_outputs(region, captured.variant(()).run, trial(module, region, given))
     with without_autocast():  # user patterns are traced
-        findings = search(region.graph)
-    captured = Capture(path, module, region, live, leaves, findings)
-    run = captured.variant(()).run
+        captured.findings = search(region.graph)
+    return captured
+
+
+def _check(module: nn.Module, region: Region, run: Callable[..., Any], given: list[Any], leaves: list[Any]) -> None:
+    """Compares ``run``, the graph of ``region``, with ``module``, and notes for which other calls it is right."""
+    seen = trial(module, region, given)
     if seen is not None and seen.refusal is not None:
         raise CaptureError(seen.refusal)
     if region.is_random and not draws_alike(module, region, run, given):
@@ -296,4 +323,3 @@ def _checked(module: nn.Module, path: str, call: ExampleCall, region: Region, ex
     admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)
     ignore_use_cache(module, region, run, given)
-    return captured

@@ -5,6 +5,7 @@ A trace of the first layers does not show what code does for later ones only, by
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,16 +17,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall
-from .alike_layers import Stack
+from .alike_layers import Stack, small_windows
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
 def run_alike(model: nn.Module, call: ExampleCall, stacks: Sequence[Stack]) -> list[Stack]:
-    """Returns the ``stacks`` whose later layers do in ``call`` what the last traced one does. Where the call does not
-    use the layers of a stack, there is nothing to compare."""
+    """Returns the ``stacks`` whose later layers do in ``call`` what the traced ones of their kinds do. Where the call
+    does not use the layers of a stack, there is nothing to compare."""
+    if not stacks:
+        return []
     runs, given = [_Run(stack) for stack in stacks], call.copied()
-    with ExitStack() as contexts, torch.no_grad():
+    with ExitStack() as contexts, torch.no_grad(), small_windows(model):
         for run in runs:
             run.watch(contexts)
         model(*given.args, **given.kwargs)
@@ -79,21 +82,41 @@ class _Run(TorchFunctionMode):
         if id(value) in self._weights:
             number, name = self._weights[id(value)]
             return "weight", number - (place - 1) // 2, name
-        made, call, index = self._made.get(id(value), (0, 0, 0))
+        made, call, index = self._made.get(id(value), (-1, 0, 0))
         if made == place:
             return "own", call, index
         self._used[place].add(id(value))
-        if place >= 2 and id(value) in self._used[place - 2]:
-            return "shared", id(value)  # by all layers
-        return ("made", made - place, call, index) if made else "outside"
+        return "outer", id(value), place, made, call, index
 
     def are_alike(self) -> bool:
-        """Whether later layers, and the calls between them, equal those of the last traced layer."""
+        """Whether later layers, and the calls between them, equal those of the traced layers of their kinds."""
         if not self._order:
             return True
-        last = 2 * self._stack.traced - 1
-        own, between = self._segments[last], self._segments[last - 1]
-        later = range(self._stack.traced, self._stack.count)
-        return self._order == list(range(self._stack.count)) and all(
-            self._segments[2 * number + 1] == own and self._segments[2 * number] == between for number in later
-        )
+        if self._order != list(range(self._stack.count)):
+            return False
+        uses = Counter(value for used in self._used for value in used)
+        for number in range(self._stack.traced, self._stack.count):
+            template = self._stack.template(number)
+            are_same_before = self._stack.kinds[number - 1] == self._stack.kinds[template - 1]
+            for segment in (2 * number, 2 * number + 1):
+                other = segment - 2 * (number - template)
+                found = [self._resolved(each, uses, are_same_before) for each in (segment, other)]
+                if found[0] != found[1]:
+                    return False
+        return True
+
+    def _resolved(self, place: int, uses: Counter[int], exactly: bool) -> list[Any]:
+        """The calls of a segment. A result of the layer before is described by the distance, and ``exactly``, by its
+        place there."""
+
+        def resolved(given: Any) -> Any:
+            if type(given) is not tuple or given[0] != "outer":
+                return given
+            _, value, _, made, call, index = given
+            if place - made > 2 and (made > 0 or uses[value] > 1):
+                return "shared", value
+            if made <= 0:
+                return ("argument",)  # of one layer
+            return "made", place - made, *((call, index) if exactly else ())
+
+        return [(function, [resolved(each) for each in given]) for function, given in self._segments[place]]

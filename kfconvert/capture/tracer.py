@@ -7,7 +7,7 @@ import inspect
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy
@@ -39,14 +39,12 @@ from ..process import one_at_a_time, quiet_thread, shielded
 from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import autocast_dtype, is_transformed
-from .alike_layers import Stack, fill_caches, shortened, stacks_of
+from .alike_layers import Stack, shortened
 from .autocast import write_casts
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
-from .layer_runs import run_alike
 from .lean_graphs import lean_graphs
 from .local_shards import local_shards
-from .repetition import repeat
 
 CACHE_IN_OUTPUT = (
     "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "
@@ -67,14 +65,14 @@ def trace(
     call: ExampleCall,
     dimensions: Mapping[str, Dimensions] | None = None,
     seconds: float = math.inf,
-    repeats: bool = True,
+    stacks: Sequence[Stack] = (),
 ) -> Region:
     """Capture ``model`` as called in ``call``.
 
     Args:
         dimensions: the sizes that may vary later; ``free_dimensions`` by default.
         seconds: the limit of processor time.
-        repeats: whether to trace only the first of many alike layers, where that is possible.
+        stacks: lists of alike layers, of which only the first ones are traced (see ``alike_layers``).
 
     Raises:
         CaptureError: the time is up, ``torch.export`` rejects the module, or the graph has disallowed effects (it
@@ -94,37 +92,22 @@ def trace(
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     shapes = form.lists(dynamic)
-
-    def traced(stacks: Sequence[Stack]) -> Region:
-        with one_at_a_time(), recorded_reads(model) as reads:
-            arguments = form.lists(widened)
-            # A Deadline slows down every operator call, so it is skipped where the seconds are unlimited.
-            limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-            with (
-                limit,
-                _same_containers(model),
-                _traceable(model, form, dimensions, stacks) as forms,
-                local_shards(model) as shards,
-                shortened(stacks),
-            ):
-                program = _export(model, arguments, shapes)
-        outputs = forms[-1] if forms[-1].holds_caches else TreeForm(program.call_spec.out_spec, {})
-        example = described(form.keywords(leaves))
-        region = _region(model, program, form, dimensions, example, frozenset(reads), outputs)
-        repeat(region, stacks)
-        region.is_repeated = bool(stacks)
-        region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
-        return region
-
-    region = None
-    if repeats and (stacks := stacks_of(model)):
-        with suppress(Exception):  # the code may expect all layers, and is traced in full
-            with recorded_reads(model) as reads_of_all:
-                stacks = run_alike(model, call, stacks)
-            region = traced(stacks) if stacks else None
-            if region is not None:
-                region.reads |= reads_of_all
-    region = region or traced(())
+    with one_at_a_time(), recorded_reads(model) as reads:
+        arguments = form.lists(widened)
+        # A Deadline slows down every operator call, so it is skipped where the seconds are unlimited.
+        limit = nullcontext() if seconds == math.inf else Deadline(seconds)
+        with (
+            limit,
+            _same_containers(model),
+            shortened(model, stacks),
+            _traceable(model, form, dimensions) as forms,
+            local_shards(model) as shards,
+        ):
+            program = _export(model, arguments, shapes)
+    outputs = forms[-1] if forms[-1].holds_caches else TreeForm(program.call_spec.out_spec, {})
+    example = described(form.keywords(leaves))
+    region = _region(model, program, form, dimensions, example, frozenset(reads), outputs)
+    region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
     kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers(), *call.tensors())}
     on = [(kind, dtype) for kind in sorted(kinds) if (dtype := autocast_dtype(kind)) is not None]
     if len(on) > 1:
@@ -167,7 +150,7 @@ def free_dimensions(
 
 
 @contextmanager
-def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions], stacks: Sequence[Stack]):
+def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
     """Context manager under which ``model`` runs ``shielded`` and first asserts which argument sizes are equal:
     operators that discover it later would add symbols to the graph.
 
@@ -194,7 +177,6 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
             raise _Raised(error) from None
         if _python_draws() != drawn:
             raise CaptureError("it draws random numbers from Python or NumPy, which a graph would make constant")
-        fill_caches(stacks, outputs)
         try:
             flat, outputs_form = taken_apart(outputs, form.passed((), keywords))
         except UnknownCache as error:

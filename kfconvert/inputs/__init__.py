@@ -2,6 +2,7 @@
 
 from .caches import (
     CacheKind,
+    CachePlace,
     TreeForm,
     UnknownCache,
     cache_of_tokens,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,21 @@ _PLAIN = frozenset((bool, int, float, str, type(None), type, torch.dtype, torch.
 
 
 @dataclass(frozen=True)
+class CachePlace:
+    """The place of a tensor in the caches among flat values: the number of the cache, the nested cache, the index of
+    the layer, and the name of the tensor in the layer."""
+
+    cache: int
+    nested: str
+    layer: int
+    name: tuple[Any, ...]
+
+    def of(self, layer: int) -> CachePlace:
+        """Returns the same place in another layer."""
+        return replace(self, layer=layer)
+
+
+@dataclass(frozen=True)
 class CacheKind:
     """The structure of a cache without its tensors: class and attributes of the cache and of its layers, and the kinds
     of nested caches.
@@ -64,6 +79,15 @@ class CacheKind:
         """Returns the number of tensors."""
         own = sum(len(names) for *_, names in self.layers) + is_static_kind(self)
         return own + sum(kind.count for _, kind in self.inner)
+
+    def places(self, number: int, nested: str = "") -> list[CachePlace | None]:
+        """Returns the place of each tensor in a cache with this ``number``; None for the position."""
+        if self.inner:
+            return [place for name, kind in self.inner for place in kind.places(number, name)]
+        found: list[CachePlace | None] = [None] * is_static_kind(self)
+        for layer, (*_, names) in enumerate(self.layers):
+            found += [CachePlace(number, nested, layer, name) for name in names]
+        return found
 
     def made(self, tensors: Sequence[Any]) -> Any:
         """Creates a cache of this kind from ``tensors``, which a forward with this cache does not change."""
@@ -247,6 +271,17 @@ class TreeForm:
         """Returns the number of flat values."""
         new = [kind for kind in self.caches.values() if isinstance(kind, CacheKind)]
         return self.spec.num_leaves - len(self.caches) + sum(kind.count for kind in (*new, *self.written))
+
+    def places(self) -> list[CachePlace | None]:
+        """Returns the place of each flat value in its cache; None for other values."""
+        found: list[CachePlace | None] = []
+        for index in range(self.spec.num_leaves):
+            kind = self.caches.get(index)
+            if not isinstance(kind, int):
+                found += [None] if kind is None else kind.places(index)
+        for number, kind in enumerate(self.written, self.spec.num_leaves):
+            found += kind.places(number)
+        return found
 
     def put_together(self, flat: Sequence[Any], passed: Sequence[Any] = ()) -> Any:
         """Rebuilds the values from ``flat``, and writes to the ``passed`` caches, which keep their positions."""

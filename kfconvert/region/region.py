@@ -68,8 +68,6 @@ class Region:
     shards: frozenset[str] = frozenset()
     # The device type and dtype of autocast, if it was on in the trace. The graph has its casts, and runs without it.
     autocast: tuple[str, torch.dtype] | None = None
-    # Whether layers of the graph were repeated instead of traced (see ``capture.alike_layers``).
-    is_repeated: bool = False
     # Further placeholders of weights in other dtypes. ``slots`` has the places of the weights.
     casted: dict[str, torch.dtype] = field(default_factory=dict)
 
@@ -121,6 +119,11 @@ class Region:
         """Whether a call of the graph has side effects: writes to its inputs, or assertions on their values."""
         graphs = [module.graph for module in self.root.modules() if isinstance(module, fx.GraphModule)]
         return any(map(_acts, (self.graph, *graphs)))
+
+    def forget_graph(self) -> None:
+        """Forgets what was computed from the graph. Call it after the graph has changed."""
+        for name in _READ_FROM_GRAPH:
+            vars(self).pop(name, None)
 
     def release_graph(self) -> None:
         """Releases the graph after the last program is created. Its traced values refer to all weights, and its nodes

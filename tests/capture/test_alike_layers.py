@@ -9,8 +9,8 @@ import transformers
 from support.selection import exhaustive
 from torch import fx, nn
 
-from kfconvert.capture import tracer
-from kfconvert.capture.captured import capture
+from kfconvert.capture import captured
+from kfconvert.capture.tracer import free_dimensions
 from kfconvert.inputs import ExampleCall
 from kfconvert.region import CaptureError
 
@@ -22,6 +22,7 @@ MIXTRAL = {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4}
 T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": LAYERS, "num_heads": 2}
 GPT2 = {"n_embd": 16, "n_head": 2, "n_layer": LAYERS, "vocab_size": 40}
 QWEN3 = {**SIZES, "head_dim": 8, "num_key_value_heads": 2}
+GEMMA3 = {**QWEN3, "sliding_window": 16, "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2}
 
 
 class Block(nn.Module):
@@ -86,9 +87,18 @@ def with_values_by_layer():
     return model
 
 
-def with_a_window():
+class Gated(Block):
+    def __init__(self, number):
+        super().__init__(number)
+        self.gate = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x, scale):
+        return x + self.gate * self.linear(x)
+
+
+def of(*kinds):
     model = Stack()
-    model.sliding_window = 4096
+    model.blocks = nn.ModuleList(kinds[number % len(kinds)](number) for number in range(LAYERS))
     return model
 
 
@@ -96,6 +106,9 @@ X = {"x": torch.randn(3, 5, 8)}
 IDS = {"input_ids": torch.arange(24).reshape(2, 12)}
 REPEATED = {
     "plain": (Stack, X),
+    "two kinds": (lambda: of(Block, Gated), X),
+    "two layers of a kind": (lambda: of(Gated, Block, Block), X),
+    "gemma3": (lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**GEMMA3)), IDS),
     "resnet": (resnet, {"x": torch.randn(2, 3, 16, 16)}),
     "mixtral": (lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**MIXTRAL)), IDS),
     "t5": (lambda: transformers.T5Model(transformers.T5Config(**T5)), {**IDS, "decoder_input_ids": IDS["input_ids"]}),
@@ -123,6 +136,44 @@ class Masked(Stack):
         return x
 
 
+class Windowed(Stack):
+    """Its last layers have a window, which is longer than short inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.sliding_window = 64
+
+    def forward(self, x):
+        x = self.first(x)
+        for number, block in enumerate(self.blocks):
+            x = block(x, 0.5 if number > 5 and x.shape[1] > self.sliding_window else 1.0)
+        return x
+
+
+def with_two_windows():
+    model = Stack()
+    model.window_size = [7, 7]
+    return model
+
+
+class Pair(Block):
+    def forward(self, x, y):
+        return self.linear(x).relu(), self.norm(x) + y
+
+
+class OfTwo(Stack):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(map(Pair, range(LAYERS)))
+
+    def forward(self, x):
+        y = x
+        for number, block in enumerate(self.blocks):
+            both = block(x, y)
+            x, y = both if number < 6 else both[::-1]
+        return x + y
+
+
 class Prompted(Stack):
     def __init__(self):
         super().__init__()
@@ -134,21 +185,12 @@ class Prompted(Stack):
         return x
 
 
-class Gated(Block):
-    def __init__(self, number):
-        super().__init__(number)
-        self.gate = nn.Parameter(torch.zeros(8))
-
-    def forward(self, x, scale):
-        return x + self.gate * self.linear(x)
-
-
 class FromTheEnd(Stack):
     """With gates of zero, all layers return the same."""
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(map(Gated, range(LAYERS)))
+        self.blocks = of(Gated).blocks
 
     def outputs(self, x, kept):
         return x.softmax(-1), kept[-2]
@@ -177,21 +219,17 @@ class Final(Block):
         return x.tanh() if self.number == 7 and self.final else x
 
 
-def of(kind):
-    model = Stack()
-    model.blocks = nn.ModuleList(map(kind, range(LAYERS)))
-    return model
-
-
 IN_FULL = {
-    "few layers": (lambda: Stack(layers=6), X),
+    "few layers": (lambda: Stack(layers=5), X),
     "results of all layers": (Returning, X),
     "special in the code": (lambda: Stack(special=1), X),
     "sum of all layers": (Summing, X),
     "other attribute": (with_other_attribute, X),
     "shared weight": (with_shared_weight, X),
     "values by layer": (with_values_by_layer, X),
-    "window": (with_a_window, X),
+    "window by number": (Windowed, X),
+    "window of several numbers": (with_two_windows, X),
+    "next layer uses another result": (OfTwo, X),
     "branch on length": (lambda: of(Long), X),
     "scale of some layers": (Masked, X),
     "zeros between layers": (Prompted, X),
@@ -200,11 +238,27 @@ IN_FULL = {
 }
 
 
+def region_of(model, inputs):
+    """The captured region, and whether its layers are repeated."""
+    call, repeated, repeat = ExampleCall((), inputs), [], captured.repeat
+
+    def noted(*args):
+        repeat(*args)
+        repeated.append(args)
+
+    with mock.patch.object(captured, "repeat", noted):
+        region = captured.capture(model, "", call, [free_dimensions(model, call)]).region
+    return region, bool(repeated)
+
+
 def regions(name, cases):
+    """The model, its region, whether layers of that are repeated, and the region with all layers traced."""
     torch.manual_seed(0)
     make, inputs = cases[name]
-    model, call = make().eval(), ExampleCall((), inputs)
-    return model, [tracer.trace(model, call, repeats=repeats) for repeats in (True, False)]
+    model = make().eval()
+    region, is_repeated = region_of(model, inputs)
+    with mock.patch.object(captured, "stacks_of", lambda model: []):
+        return model, region, is_repeated, region_of(model, inputs)[0]
 
 
 def results(model, region, inputs):
@@ -220,12 +274,12 @@ def results(model, region, inputs):
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "llama", *exhaustive(*(name for name in REPEATED if name not in ("plain", "llama")))]
+    "name", ["two kinds", "gemma3", *exhaustive(*(name for name in REPEATED if name not in ("two kinds", "gemma3")))]
 )
 def test_graphs_equal(name):
-    model, both = regions(name, REPEATED)
-    repeated, traced = both
-    assert repeated.is_repeated and not traced.is_repeated
+    model, repeated, is_repeated, traced = regions(name, REPEATED)
+    both = repeated, traced
+    assert is_repeated
     assert repeated.slots.keys() == traced.slots.keys() and set(repeated.slots.values()) == set(traced.slots.values())
     assert repeated.inputs == traced.inputs and repeated.outputs == traced.outputs
     found = [[(node.target, _path(node)) for node in region.graph.nodes if node.op != "placeholder"] for region in both]
@@ -241,27 +295,25 @@ def _path(node):
 
 @pytest.mark.parametrize("name", [*list(IN_FULL)[:2], *exhaustive(*list(IN_FULL)[2:])])
 def test_other_stacks_are_traced_in_full(name):
-    _, (region, traced) = regions(name, IN_FULL)
-    assert not region.is_repeated and len(region.graph.nodes) == len(traced.graph.nodes)
+    _, region, is_repeated, traced = regions(name, IN_FULL)
+    assert not is_repeated and len(region.graph.nodes) == len(traced.graph.nodes)
 
 
 def test_a_special_layer_after_the_traced_ones_is_detected():
     """In a run of all layers, or if that is skipped, by its outputs."""
-    model, call = Stack(special=6).eval(), ExampleCall((), X)
-    assert not tracer.trace(model, call).is_repeated
-    with mock.patch.object(tracer, "run_alike", lambda model, call, stacks: stacks):
-        assert tracer.trace(model, call).is_repeated
-        found = capture(model, "", call, [tracer.free_dimensions(model, call)])
-    assert not found.region.is_repeated
-    torch.testing.assert_close(results(model, found.region, X)[0], model(**X))
+    model = Stack(special=6).eval()
+    assert not region_of(model, X)[1]
+    with mock.patch.object(captured, "run_alike", lambda model, call, stacks: stacks):
+        region, was_repeated = region_of(model, X)
+    assert was_repeated
+    torch.testing.assert_close(results(model, region, X)[0], model(**X))
 
 
 def test_a_branch_on_a_value_in_a_late_layer_is_refused():
-    model = of(Clamped).eval()
     with pytest.raises(CaptureError, match="data-dependent"):
-        tracer.trace(model, ExampleCall((), X))
+        region_of(of(Clamped).eval(), X)
 
 
 def test_attributes_that_only_late_layers_read_are_known():
-    region = tracer.trace(of(Final).eval(), ExampleCall((), X))
-    assert region.is_repeated and (Final, "final") in region.reads
+    region, is_repeated = region_of(of(Final).eval(), X)
+    assert is_repeated and (Final, "final") in region.reads

@@ -1,5 +1,7 @@
 """The families of models with ``generate``: the tokens of the original, from recorded steps."""
 
+from unittest import mock
+
 import pytest
 import torch
 import transformers as hf
@@ -7,6 +9,7 @@ from support.selection import exhaustive
 
 import kfconvert.conversion.pipeline
 from kfconvert import ModelConverter
+from kfconvert.capture import captured
 
 MARKS = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZES = {
@@ -173,6 +176,24 @@ def test_each_family_generates_the_tokens_of_the_original(family):
         assert info["guard"]["hits"] > 20 and sum(info["guard"]["misses"].values()) == padded
     else:
         assert info["generate"]["served"] == calls and not info["generate"]["others"]
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize(
+    "family", ["gemma3", *exhaustive("deepseek_v3", "gpt_oss", "jamba", "lfm2", "qwen3_next", "t5")]
+)
+def test_repeated_layers_generate_the_tokens_of_the_original(family, monkeypatch):
+    """Some of the layers are traced, and have a window, a cache or experts where others do not."""
+    kind, config, sizes = FAMILIES[family]
+    deep = {name: 8 for name in ("num_hidden_layers", "num_layers") if name in sizes}
+    deep |= {"layer_types": sizes["layer_types"] * 4} if "layer_types" in sizes else {}
+    monkeypatch.setitem(FAMILIES, family, (kind, config, sizes | deep))
+    with mock.patch.object(captured, "repeat", wraps=captured.repeat) as repeat:
+        model, fused = converted(family)
+    assert repeat.call_count >= 2
+    ids = torch.randint(4, 64, (2, 14), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(generated(fused, ids, eos_token_id=None), generated(model, ids, eos_token_id=None))
+    assert fused.kfconvert_info()["generate"]["served"] == 1
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
