@@ -132,6 +132,7 @@ class _Configured(BaseModel, strict=True):
     class_name: str = Field(alias="class", max_length=1000)
     config: dict[str, Any]
     generation: dict[str, Any] | None = None
+    tuples: list[list[str | int]] = []
 
 
 def described(model: nn.Module) -> dict[str, Any] | None:

@@ -10,11 +10,13 @@ from torch import nn
 
 from .common import ZooError, building, class_named
 from .equal_models import reproduced
+from .tuples import tuple_places, with_tuples
 from .untrusted import Undrawn, checked_values
 
 
 def rebuild(recipe: dict[str, Any], trusted: bool) -> nn.Module:
     """Builds the architecture of a recipe from ``described``, see ``zoo.rebuild``."""
+    recipe = with_tuples(recipe)
     class_name, values = recipe["class"], recipe["config"]
     if importlib.util.find_spec("diffusers") is None:
         raise ZooError(f"a {class_name} needs the package diffusers: pip install diffusers")
@@ -38,5 +40,11 @@ def described(model: nn.Module) -> dict[str, Any] | None:
     # A configuration holds more than arguments: notes of diffusers, and what ``__init__`` registers.
     arguments = inspect.signature(type(model).__init__).parameters
     config = {name: value for name, value in found.config.items() if name in arguments}
-    recipe = {"kind": "diffusers", "class": type(model).__name__, "config": config, "diffusers": diffusers.__version__}
+    recipe = {
+        "kind": "diffusers",
+        "class": type(model).__name__,
+        "config": config,
+        "diffusers": diffusers.__version__,
+        "tuples": tuple_places({"config": config}, {"config": config}),
+    }
     return reproduced(model, recipe, rebuild)

@@ -36,6 +36,7 @@ from .common import (
 )
 from .equal_models import reproduced
 from .huggingface_inputs import example_inputs
+from .tuples import tuple_places, with_tuples
 from .untrusted import Undrawn, config_of, generation_config_of
 
 _WEIGHT_FILES = (
@@ -83,7 +84,8 @@ def build_folder(path: Path, request: Request) -> ZooModel:
 
 def rebuild(recipe: dict[str, Any], trusted: bool) -> nn.Module:
     """Builds the architecture of a recipe from ``build`` or ``build_folder``, see ``zoo.rebuild``."""
-    values, class_name = dict(recipe["config"]), recipe["class"]
+    recipe = with_tuples(recipe)
+    values, class_name = recipe["config"], recipe["class"]
     model_type = values.pop("model_type", None)
     model_class = _model_class(class_name)
     if model_class is None:
@@ -116,12 +118,17 @@ def _entry(model: PreTrainedModel, recipe: dict[str, Any], request: Request) -> 
 
 
 def _recipe_of(model: PreTrainedModel) -> dict[str, Any]:
+    held = {"config": model.config, "generation": model.generation_config if model.can_generate() else None}
+    stored = {
+        "config": _in_order(json.loads(model.config.to_json_string(use_diff=False)), model.config.to_dict()),
+        "generation": json.loads(model.generation_config.to_json_string()) if model.can_generate() else None,
+    }
     return {
         "kind": "transformers",
         "class": type(model).__name__,
-        "config": _in_order(json.loads(model.config.to_json_string(use_diff=False)), model.config.to_dict()),
         "transformers": transformers.__version__,
-        "generation": json.loads(model.generation_config.to_json_string()) if model.can_generate() else None,
+        **stored,
+        "tuples": tuple_places(stored, held),
     }
 
 

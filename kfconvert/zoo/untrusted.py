@@ -115,7 +115,7 @@ def _reaches(name: str, value: Any) -> bool:
         return bool(value) and (_REACHING.search(name) is not None or _WORD.fullmatch(value) is None)
     if isinstance(value, dict):
         return any(_reaches(f"{name}_{key}", each) for key, each in value.items() if key not in _LABELS)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return any(_reaches(name, each) for each in value)
     return value is True and _WANTS_WEIGHTS.search(name) is not None
 

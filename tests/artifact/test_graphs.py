@@ -126,6 +126,23 @@ def test_a_model_with_dicts_in_its_configuration_is_not_traced(tmp_path, traces)
     assert not traces
 
 
+def test_a_model_with_tuples_in_its_configuration_is_not_traced(tmp_path, traces):
+    """The defaults of some classes are tuples, which a file has as lists."""
+    config = transformers.WhisperConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, num_mel_bins=4,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_source_positions=10,
+        max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3,
+    )  # fmt: skip
+    assert isinstance(config.begin_suppress_tokens, tuple)
+    example = {"input_features": torch.randn(2, 4, 20), "decoder_input_ids": IDS}
+    converter = ModelConverter(select="all", effort="fast")
+    own = transformers.WhisperForConditionalGeneration(config).eval()
+    saving.save(converter.convert_model(own, example_inputs=example), tmp_path / "whisper")
+    traces.clear()
+    artifact.load(tmp_path / "whisper")
+    assert not traces
+
+
 class Doubled(Block):
     def forward(self, x):
         return 2 * super().forward(x)

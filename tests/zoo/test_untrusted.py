@@ -56,6 +56,9 @@ HOSTILE = {
         "LlavaModel", text_config={"model_type": "bert", "auto_map": {"AutoModel": "evil--evil.Model"}, **TINY}
     ),
     "quantization": bert(quantization_config={"quant_method": "gptq", "bits": 4, "dataset": "SECRET/a"}),
+    "text in a tuple": {**bert(weights_file=["SECRET/a"]), "tuples": [["config", "weights_file"]]},
+    "no such tuple": {**bert(), "tuples": [["config", "hidden_size"]]},
+    "the whole as a tuple": {**bert(), "tuples": [[]]},
     "timm backbone": transformers_recipe("TimmBackbone", backbone="local-dir:SECRET"),
     "timm wrapper": transformers_recipe("TimmWrapperModel", architecture="local-dir:SECRET"),
     "timm arguments": transformers_recipe(

@@ -199,6 +199,15 @@ def test_recipe_rebuilds_the_architecture(name, tiny_bert_named):
         torch.testing.assert_close(one, other)
 
 
+def test_recipe_keeps_the_tuples_of_a_configuration():
+    """JSON has only lists, but code may distinguish both, so a trace of one is no trace of the other."""
+    sizes = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    config = transformers.BertConfig(**sizes, pair=(1, 2), nested=[(3, (4,)), {"inner": (5,), "list": [6]}])
+    model = transformers.BertModel(config)
+    again = zoo.rebuild(zoo.described(model)).config
+    assert (again.pair, again.nested) == (config.pair, config.nested)
+
+
 def test_text_inputs_avoid_padding_and_stay_in_the_vocabulary(tiny_bert_named):
     model, inputs, _ = zoo.resolve(tiny_bert_named, weights="random", batch_size=64, seq_len=12)
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (64, 12)
