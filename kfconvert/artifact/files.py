@@ -75,13 +75,13 @@ def load(
     graphs = read_checked(folder, record, GRAPHS_FILE, read_json) if GRAPHS_FILE in record["files"] else None
     place = _device(record, device)
     with one_at_a_time():  # libraries set global state, such as the default dtype, when they build a model
-        made = _original(folder, record, model, trust_source)
+        made = _original(folder, record, model, trust_source, place)
         try:
             patterns = [rebuilt(own) for own in record["statistics"].get("own_patterns", [])]
         except PatternError as error:
             raise ArtifactError(f"{folder}: {error}") from error
         with only_own(patterns):
-            return _convert_again(made.to(place).eval(), record, place, folder, on_miss, graphs)
+            return _convert_again(made, record, place, folder, on_miss, graphs)
 
 
 def load_original(
@@ -98,17 +98,21 @@ def load_original(
     _check_trust(folder, record, trust_source)
     place = _device(record, device)
     with one_at_a_time():
-        made = _original(folder, record, None, trust_source)
+        made = _original(folder, record, None, trust_source, place)
     try:
-        return made.to(place).eval(), build(_example_of(record), place)
+        return made, build(_example_of(record), place)
     except InputSpecError as error:
         raise ArtifactError(f"{folder} does not say which inputs its model takes: {error}") from error
 
 
 def _original(
-    folder: Path, record: dict[str, Any], model: nn.Module | type[nn.Module] | None, trust_source: bool
+    folder: Path,
+    record: dict[str, Any],
+    model: nn.Module | type[nn.Module] | None,
+    trust_source: bool,
+    device: torch.device,
 ) -> nn.Module:
-    """Returns the original model with its weights, on the CPU or on the device of ``model``."""
+    """Returns the original model with its weights in eval mode on ``device``."""
     tensors: dict[str, Tensor] = {}
     for file in weights_files(record["files"]):
         tensors |= read_checked(folder, record, file, load_file)
@@ -119,9 +123,9 @@ def _original(
     name = next((name for name, t in chain(made.named_parameters(), made.named_buffers()) if t.is_meta), None)
     if name is not None:
         raise ArtifactError(f"{folder}: the model is on the device meta, where {name} has no data to fill")
-    fill(made, tensors, record["state_metadata"], folder)
+    fill(made, tensors, record["state_metadata"], folder, device)
     fill_buffers(made, buffers)
-    return made
+    return made.to(device).eval()
 
 
 def _check_trust(folder: Path, record: dict[str, Any], trust_source: bool) -> None:

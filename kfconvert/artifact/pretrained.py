@@ -14,9 +14,10 @@ from torch import nn
 
 from .. import folders
 from ..process import one_at_a_time
+from .checksums import checksum
 from .companions import CONFIG_FILES, is_of_diffusers
 from .errors import ArtifactError, reading, writing
-from .record import checksum, read_json
+from .record import read_json
 from .saving import record_of, write_for_load
 from .schema import DIFFUSION_WEIGHTS_FILE, RECORD_FILE, WEIGHTS_FILE
 from .weights import checked_state, missing_from

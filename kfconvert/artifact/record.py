@@ -1,4 +1,4 @@
-"""``kfconvert.json`` and checksums: damage is detected, and files are read as untrusted."""
+"""``kfconvert.json``: damage is detected, and files are read as untrusted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from ..version import __version__
+from .checksums import checksum, has_checksum
 from .errors import ArtifactError, reading
 from .schema import FORMAT, RECORD_FILE, Record
 
@@ -62,18 +63,9 @@ def read_checked(folder: Path, record: dict[str, Any], name: str, read: Callable
         ArtifactError: the file is missing or damaged.
     """
     with reading(folder / name):
-        if checksum(folder / name) != record["files"].get(name):
+        if not has_checksum(folder / name, record["files"].get(name)):
             raise ValueError("it does not match its checksum")
         return read(folder / name)
-
-
-def checksum(file: Path) -> str:
-    """Returns the sha256 of a file. Raises OSError."""
-    digest = hashlib.sha256()
-    with open(file, "rb") as stream:
-        while piece := stream.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _own_checksum(record: dict[str, Any]) -> str:

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from .. import folders
 from ..json_values import first_fault
 from ..report import page
+from .checksums import has_checksum
 from .errors import ArtifactError, printable, reading, writing
-from .record import checksum, read_json, read_record, sealed
+from .record import read_json, read_record, sealed
 from .schema import RECORD_FILE, REPORT_FILE, Results
 
 
@@ -44,7 +45,7 @@ def write_report(path: str | os.PathLike) -> Path:
     record, file = read_record(folder), folder / REPORT_FILE
     with reading(folder / RECORD_FILE):
         text = report_of(record)
-    if file.is_file() and file.read_bytes() == text.encode() and checksum(file) == record["files"].get(REPORT_FILE):
+    if file.is_file() and file.read_bytes() == text.encode() and has_checksum(file, record["files"].get(REPORT_FILE)):
         return file
     with writing(file), folders.replacing(folder) as new:
         (new / REPORT_FILE).write_text(text)

@@ -22,10 +22,11 @@ from ..process import one_at_a_time
 from ..region import Region
 from ..runtime import guarded_forward
 from ..version import __version__
+from .checksums import has_checksum
 from .companions import COMPANIONS, is_of_diffusers, is_of_transformers, write_companions
 from .errors import ArtifactError, writing
 from .graphs import stored_graphs
-from .record import checksum, read_record, sealed
+from .record import read_record, sealed
 from .results import report_of
 from .schema import BUFFERS_FILE, FORMAT, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
 from .weights import checked_state, other_buffers, state_metadata, storable
@@ -82,7 +83,7 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     # Unmodified files of the previous artifact that the new one does not have, such as a tokenizer.
     for name in (before.keys() & _OWN) - _checksums(target).keys():
         with contextlib.suppress(OSError):
-            if checksum(target / name) == before[name]:
+            if has_checksum(target / name, before[name]):
                 (target / name).unlink()
     return target
 

@@ -99,7 +99,7 @@ class Record(_Part):
     parts: list[_Submodules]
     statistics: _Statistics
     state_metadata: dict[str, dict[str, Any]]
-    files: dict[str, str]  # the sha256 of each other file
+    files: dict[str, str]  # the checksum of each other file
     checksum: str
 
 

@@ -19,6 +19,8 @@ from .errors import ArtifactError
 
 # The entry that safetensors reserves in a file; it writes a tensor of that name, but cannot read it.
 _OF_FORMAT = "__metadata__"
+# BatchNorm only adds a counter that old files lack.
+_COPYING = (nn.Module._load_from_state_dict, nn.modules.batchnorm._NormBase._load_from_state_dict)
 
 
 def checked_state(model: nn.Module) -> dict[str, Tensor]:
@@ -83,9 +85,17 @@ def _unstorable(key: str, value: Any) -> str | None:
     return None
 
 
-def fill(model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[str, Any]], folder: Path) -> None:
+def fill(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, dict[str, Any]],
+    folder: Path,
+    device: torch.device,
+) -> None:
     """Loads ``tensors`` of the artifact in ``folder`` strictly; parameters and buffers get the stored dtypes. For keys
     of one shared tensor in ``model``, one key is enough, as in files from ``save_pretrained``.
+
+    The weights go straight to ``device`` if ``model`` is on another device: its memory there is not even written.
 
     Args:
         metadata: the result of ``state_metadata``.
@@ -94,12 +104,18 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[
         ArtifactError: the tensors do not fit.
     """
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    copies, placed = _loads_by_copies(model), dict[int, Tensor]()
     for key, own in chain(parameters, buffers):
-        if key in tensors and own.dtype != tensors[key].dtype:
-            try:
+        if key not in tensors or id(own) in placed:
+            continue
+        try:
+            if copies and own.device != device and _is_alike(own, tensors[key]):
+                own.data = tensors[key].to(device, copy=True)
+                placed[id(own)] = own
+            elif own.dtype != tensors[key].dtype:
                 own.data = own.data.to(tensors[key].dtype)
-            except RuntimeError as error:  # integers for a parameter that requires a gradient
-                raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
+        except RuntimeError as error:  # integers for a parameter that requires a gradient
+            raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
     tied: dict[int, list[str]] = {}
     for key, own in model.state_dict(keep_vars=True).items():
         tied.setdefault(id(own), []).append(key)
@@ -112,6 +128,8 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[
         if stored:
             tensors = dict.fromkeys(keys, tensors[stored[0]]) | tensors
     state = OrderedDict(tensors)
+    # A copy of a tensor to itself does nothing.
+    state.update((key, own) for key, own in model.state_dict(keep_vars=True).items() if id(own) in placed)
     of_all = {path: {"version": 1} | metadata.get(path, {}) for path, _ in model.named_modules(remove_duplicate=False)}
     state._metadata = of_all  # type: ignore[attr-defined]  # as torch stores it
     try:
@@ -123,11 +141,26 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[
         raise ArtifactError(f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}") from error
 
 
+def _is_alike(own: Tensor, stored: Tensor) -> bool:
+    """Whether both are plain tensors of the same shape and memory layout."""
+    return type(own) in (Tensor, nn.Parameter) and (own.shape, own.stride()) == (stored.shape, stored.stride())
+
+
+def _loads_by_copies(model: nn.Module) -> bool:
+    """Whether ``load_state_dict`` copies each value to the tensor of the same name. Classes and hooks may do more."""
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        return False
+    return not any(
+        module._load_state_dict_pre_hooks or type(module)._load_from_state_dict not in _COPYING
+        for module in model.modules()
+    )
+
+
 def fill_buffers(model: nn.Module, buffers: dict[str, Tensor]) -> None:
     """Sets the buffers of these names to their saved values; ignores names that the model does not have."""
     for key, own in model.named_buffers(remove_duplicate=False):
         if key in buffers and own is not None and not own.is_meta:
-            own.data = buffers[key].to(own.device)
+            own.data = buffers[key].to(own.device, copy=True)  # not the memory of the file
 
 
 def missing_from(stored: Mapping[str, Sequence[int]], state: Mapping[str, Tensor]) -> str | None:

@@ -13,7 +13,8 @@ from torch import nn
 
 import kfconvert
 from kfconvert.artifact import ArtifactError, artifacts_in, results_in, write_report
-from kfconvert.artifact.record import checksum, read_record
+from kfconvert.artifact.checksums import checksum
+from kfconvert.artifact.record import read_record
 
 
 @pytest.fixture(scope="module")
