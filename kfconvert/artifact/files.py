@@ -33,7 +33,7 @@ from ..conversion import (
 from ..inputs import InputSpecError, build
 from ..own_patterns import PatternError, rebuilt
 from ..patterns import only_own
-from ..process import garbage_collected, level_outside, one_at_a_time
+from ..process import garbage_collected_once, level_outside, one_at_a_time
 from ..runtime import OnMiss
 from .companions import remember_origin
 from .errors import ArtifactError
@@ -192,7 +192,7 @@ def _convert_again(
         if not calls and not parts:
             leave_as_it_is(model, statistics, on_miss)
         elif device.type == torch.device(record["device"]).type:
-            with garbage_collected(), given_back_on_error(AsGiven(model, tensors=False)):
+            with garbage_collected_once(), given_back_on_error(AsGiven(model, tensors=False)):
                 replay(model, device, calls, parts, statistics, on_miss, graphs)
         else:
             request = Request(device=device, example_inputs=build(_example_of(record), device), inplace=True)

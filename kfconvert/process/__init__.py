@@ -3,7 +3,7 @@ levels of warnings, and collectives."""
 
 from .callers import level_outside
 from .collectives import alone, noted_collectives
-from .garbage import garbage_collected
+from .garbage import garbage_collected, garbage_collected_once
 from .generators import same_generators
 from .patches import method_over, replaced
 from .quiet import quiet_thread
