@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from ..graph import LAYOUT_READERS, Aliases, aliased_arguments, aten, is_to_memory_format, is_weight
+from ..graph import LAYOUT_READERS, Aliases, aliased_arguments, aten, is_to_memory_format, is_weight, sizes_of
 
 # Operators with contiguous results for any arguments.
 _ALWAYS_CONTIGUOUS = {
@@ -63,7 +63,7 @@ def always_contiguous(graph: fx.Graph) -> set[fx.Node]:
             found.add(node)
         elif node.op == "call_function" and torch.Tag.pointwise in getattr(node.target, "tags", ()):
             values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
-            same_shape = len({str(getattr(value, "shape", None)) for value in values}) == 1
+            same_shape = len(set(map(sizes_of, values))) == 1
             if same_shape and found.issuperset(node.all_input_nodes):
                 found.add(node)
     return found

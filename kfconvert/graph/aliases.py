@@ -8,23 +8,25 @@ from typing import Any
 import torch
 from torch import fx
 
+from .schemas import Schema, schema_of
 from .trees import Binding, arguments
 
 
-def _schema(node: fx.Node) -> torch.FunctionSchema | None:
-    return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+def _schema(node: fx.Node) -> Schema | None:
+    return schema_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Returns the tensor arguments that the operator of ``node`` writes in place."""
     schema = _schema(node)
-    if schema is None or not schema.is_mutable:
+    if schema is None or not schema.written:
         return []
+    given = arguments(node)
     written = []
-    for argument, value in zip(schema.arguments, arguments(node)):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            values = value if isinstance(value, (list, tuple)) else [value]
-            written += [item for item in values if isinstance(item, fx.Node)]
+    for place in schema.written:
+        value = given[place]
+        values = value if isinstance(value, (list, tuple)) else [value]
+        written += [item for item in values if isinstance(item, fx.Node)]
     return written
 
 
@@ -34,10 +36,10 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
         container: Any = node.args[0]
         return [container]
     schema = _schema(node)
-    if schema is None or not any(result.alias_info is not None for result in schema.returns):
+    if schema is None or not schema.shared:
         return []
-    given = zip(schema.arguments, arguments(node))
-    return [value for argument, value in given if argument.alias_info is not None and isinstance(value, fx.Node)]
+    given = arguments(node)
+    return [value for value in map(given.__getitem__, schema.shared) if isinstance(value, fx.Node)]
 
 
 def is_written(node: fx.Node) -> bool:

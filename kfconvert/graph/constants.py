@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from .aliases import is_written
+from .sizes import sizes_of
 from .trees import aten
 
 _COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.to.dtype, aten.to.dtype_layout}
@@ -65,4 +66,4 @@ def _is_number(value: Any) -> bool:
 def same_kind(left: fx.Node, right: fx.Node) -> bool:
     """Whether two traced values have equal dtypes, and equal sizes for all values of free sizes."""
     before, after = left.meta["val"], right.meta["val"]
-    return before.dtype is after.dtype and str(before.shape) == str(after.shape)
+    return before.dtype is after.dtype and sizes_of(before) == sizes_of(after)

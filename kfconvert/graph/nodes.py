@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .schemas import schema_of
 from .trees import arguments
 
 # Namespaces of collective operators.
@@ -49,8 +50,7 @@ def draws(node: fx.Node) -> bool:
         return False
     target: Any = node.target
     return not any(
-        argument.name in _IDLE and given == _IDLE[argument.name]
-        for argument, given in zip(target._schema.arguments, arguments(node))
+        name in _IDLE and given == _IDLE[name] for name, given in zip(schema_of(target).names, arguments(node))
     )
 
 

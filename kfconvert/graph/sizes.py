@@ -19,6 +19,14 @@ def fixed_size(size: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def sizes_of(value: Any) -> tuple[Any, ...] | None:
+    """Returns the sizes of a traced tensor, free sizes as expressions: comparing ``SymInt`` would add guards to the
+    trace. None for another value."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in value.shape)
+
+
 def same_sizes(node: fx.Node, other: fx.Node, *dimensions: int) -> bool:
     """Whether both values have the same sizes in these dimensions, for all values of free sizes."""
     pairs = ([each.meta["val"].shape[dimension] for each in (node, other)] for dimension in dimensions)

@@ -11,6 +11,8 @@ from typing import Any, Union
 import torch
 from torch import fx
 
+from .schemas import schema_of
+
 aten = torch.ops.aten
 
 _COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
@@ -132,15 +134,11 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
     """
     if node.target is operator.getitem:
         return node.args
-    values = []
-    for index, argument in enumerate(node.target._schema.arguments):
-        if index < len(node.args):
-            values.append(node.args[index])
-        elif argument.name in node.kwargs:
-            values.append(node.kwargs[argument.name])
-        else:
-            values.append(argument.default_value)
-    return tuple(values)
+    args, kwargs, schema = node.args, node.kwargs, schema_of(node.target)
+    omitted = schema.defaults[len(args) :]
+    if kwargs:
+        omitted = tuple(kwargs.get(name, default) for name, default in zip(schema.names[len(args) :], omitted))
+    return (*args, *omitted)
 
 
 def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterator[Binding]:
@@ -203,7 +201,7 @@ def _unify_elsewhere(trees: tuple[Op, ...], graph: fx.Graph, binding: Binding) -
 def _defaults(node: fx.Node) -> tuple[Any, ...]:
     if node.target is operator.getitem:
         return ()
-    return tuple(argument.default_value for argument in node.target._schema.arguments)
+    return schema_of(node.target).defaults
 
 
 def _unify_all(trees: tuple[Tree, ...], values: tuple[Any, ...], binding: Binding) -> Iterator[Binding]:

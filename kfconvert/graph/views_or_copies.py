@@ -9,6 +9,7 @@ from torch import fx
 
 from .aliases import Aliases
 from .memory_order import only_splits
+from .schemas import schema_of
 from .trees import arguments, aten
 
 # Operators that return a view if the strides of the argument allow it, else a copy.
@@ -20,10 +21,9 @@ LAYOUT_READERS = {
 }  # fmt: skip
 
 
-def written_by_layout(graph: fx.Graph) -> list[fx.Node]:
+def written_by_layout(graph: fx.Graph, aliases: Aliases) -> list[fx.Node]:
     """Returns the operators for which the argument's layout decides whether a write is visible: the graph writes their
     argument or result in place."""
-    aliases = Aliases(graph)
     return [node for node in graph.nodes if aliases.is_written(node) and _shares_by_layout(node)]
 
 
@@ -45,5 +45,4 @@ def is_to_memory_format(node: fx.Node) -> bool:
 
 
 def _given(node: fx.Node, name: str) -> Any:
-    names = [argument.name for argument in node.target._schema.arguments]
-    return arguments(node)[names.index(name)]
+    return arguments(node)[schema_of(node.target).names.index(name)]

@@ -50,14 +50,17 @@ class ComputedOnce(nn.Module):
             module.clear_derived()
 
 
-def compute_once(graph: fx.Graph, root: dict[str, Any], copies: dict[fx.Node, fx.Node], live: LiveTensors) -> None:
+def compute_once(
+    graph: fx.Graph, root: dict[str, Any], copies: dict[fx.Node, fx.Node], live: LiveTensors, aliases: Aliases
+) -> None:
     """Moves the calls in ``graph`` that depend on weights alone into one module, which is added to ``root``.
 
     Args:
         copies: by value of the captured graph, the value in ``graph``.
+        aliases: of the captured graph.
     """
     originals = {copy: node for node, copy in copies.items()}
-    found = _Search(graph, root, copies, originals, live)
+    found = _Search(graph, root, copies, originals, live, aliases)
     held = [node for node in found.known if found.is_held(node)]
     if not held:
         return
@@ -101,10 +104,11 @@ class _Search:
         copies: dict[fx.Node, fx.Node],
         originals: dict[fx.Node, fx.Node],
         live: LiveTensors,
+        aliases: Aliases,
     ):
         self._modules, self._originals, self._live = root, originals, live
         captured = next(iter(copies)).graph
-        self._aliases, self.writers = Aliases(captured), dict[fx.Node, list[fx.Node]]()
+        self._aliases, self.writers = aliases, dict[fx.Node, list[fx.Node]]()
         for node in captured.nodes:
             for written in written_arguments(node):
                 # A match that covers the call has no copy of it.

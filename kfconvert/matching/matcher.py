@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..graph import Aliases, Op, Tree, location, module_path, parts, roots, unify
+from ..graph import Aliases, Op, location, module_path, roots, unify
 from .pattern import Findings, LeftOut, Match, NearMiss, Pattern
 
 
@@ -133,7 +133,7 @@ def _never_allowed(match: Match, aliases: Aliases) -> tuple[str, fx.Node] | None
         if others and node not in kept:
             return f"the value of {node.target} is also used by {_describe(others[0])}", others[0]
     tensors = [value for value in match.captures.values() if isinstance(value, fx.Node)]
-    calls = {call.name for call in _calls(match.pattern.tree) if call.name is not None}
+    calls = {call.name for call in match.pattern.calls if call.name is not None}
     for name, value in match.captures.items():
         if name not in calls and isinstance(value, fx.Node) and value in match.nodes:
             return f"the value of {value.target} is used twice in the match", value
@@ -158,15 +158,11 @@ def _without_overlaps(matches: list[Match], order: dict[fx.Node, int]) -> list[M
     return chosen
 
 
-def _calls(tree: Tree) -> list[Op]:
-    return [part for part in parts(tree) if isinstance(part, Op)]
-
-
 def _anchors(patterns: list[Pattern]) -> dict[Any, list[tuple[Op, str]]]:
     """The calls that identify sites, by operator, each with its simplest pattern."""
     anchors: dict[Any, list[tuple[Op, str]]] = {}
     for pattern in patterns:
-        for call in _calls(pattern.tree):
+        for call in pattern.calls:
             if call.name == pattern.anchor:
                 known = anchors.setdefault(call.target, [])
                 if all(call != other for other, _ in known):

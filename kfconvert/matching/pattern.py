@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..graph import Either, Op, Together, is_of_module, module_path
+from ..graph import Either, Op, Together, is_of_module, module_path, parts
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Pattern:
     cases: tuple[Case, ...] = ()
     source: Any = None
     tolerance: float = 0.0
+
+    @cached_property
+    def calls(self) -> list[Op]:
+        """The distinct calls in the tree, outer calls first."""
+        return [part for part in parts(self.tree) if isinstance(part, Op)]
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,9 @@ def rewrite(
     settled = settled_layouts(region.graph)
     anew = _behind([site for site in sites if channels_last or _lays_out_anew(site)], region.graph, set())
     as_fused = anew | _behind(sites, region.graph, settled)
-    written = written_by_layout(region.graph)
-    _restore_layout(graph, output, region, copies, sites, anew, written)
+    aliases = Aliases(region.graph)
+    written = written_by_layout(region.graph, aliases)
+    _restore_layout(graph, output, region, copies, sites, anew, written, aliases)
     behind = _readers_behind(region.graph, sites, as_fused, written)
     _keep_layout_of_arguments(graph, channels_last, copies, as_fused, behind)
     laid_out = _laid_out_inputs(region, behind, settled)
@@ -67,7 +68,7 @@ def rewrite(
         _write_in_place(graph, root)
     # A write to a distributed parameter leaves no trace in its shard.
     if once and not region.shards:
-        compute_once(graph, root, copies, live)
+        compute_once(graph, root, copies, live, aliases)
     fused = [node.target for node in graph.find_nodes(op="call_module")]
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
@@ -110,7 +111,9 @@ def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx
 
 
 def _last(graph: fx.Graph, nodes: tuple[fx.Node, ...]) -> fx.Node | None:
-    return next((node for node in reversed(graph.nodes) if node.op == "placeholder" or node in nodes), None)
+    """Returns the last of ``nodes`` that is a call, else the last placeholder of ``graph``; None if it has none."""
+    calls = [node for node in nodes if node.op != "placeholder"]
+    return max(calls or graph.find_nodes(op="placeholder"), default=None)
 
 
 def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Place]]:
@@ -165,12 +168,12 @@ def _restore_layout(
     sites: list[Site],
     anew: set[fx.Node],
     written: list[fx.Node],
+    aliases: Aliases,
 ) -> None:
     """Restores the traced memory layout of returned values, and values ``written`` through layout-dependent operators.
     Only values computed from ``anew``, whose layout fused modules may change, need this."""
     computed = {node for site in sites for node in site.replacement.outputs}
     returned = region.graph.output_node().all_input_nodes
-    aliases = Aliases(region.graph)
     classes = {aliases.root(value): aliases.members(value) for value in (*returned, *written)}
     for members in classes.values():
         # Inputs and their views keep their layout.

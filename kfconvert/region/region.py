@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import Aliases, arguments, communicates, draws, written_arguments
+from ..graph import Aliases, arguments, communicates, draws, schema_of, written_arguments
 from ..inputs import CacheKind, CallForm, TreeForm, taken_apart
 from .guard import Guard
 
@@ -141,8 +141,7 @@ class Region:
 def _counts_statistics(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    named = arguments(node)
-    given = dict(zip((argument.name for argument in node.target._schema.arguments), named))
+    given = dict(zip(schema_of(node.target).names, arguments(node)))
     counted = given.get("training", given.get("use_input_stats", given.get("train")))
     return bool(counted) and given.get("running_mean") is not None
 
