@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .. import folders
@@ -29,7 +28,8 @@ from .graphs import stored_graphs
 from .record import read_record, sealed
 from .results import report_of
 from .schema import BUFFERS_FILE, FORMAT, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
-from .weights import checked_state, other_buffers, state_metadata, storable
+from .tensor_files import write_tensors
+from .weights import checked_state, other_buffers, state_metadata
 
 # The files that a save writes and replaces.
 _OWN = {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, GRAPHS_FILE, REPORT_FILE, *COMPANIONS}
@@ -76,10 +76,10 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     # An export of another thread replaces the tensors of the model.
     with one_at_a_time(), writing(target), folders.replacing(target) as folder:
         state = checked_state(model)
-        tensors, record = storable(state), record_of(model, state, source)
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        record = record_of(model, state, source)
+        write_tensors(state, folder / WEIGHTS_FILE)
         write_companions(model, folder)
-        write_for_load(model, folder, record, tensors.keys())
+        write_for_load(model, folder, record, state.keys())
     # Unmodified files of the previous artifact that the new one does not have, such as a tokenizer.
     for name in (before.keys() & _OWN) - _checksums(target).keys():
         with contextlib.suppress(OSError):
@@ -99,15 +99,12 @@ def write_for_load(
     ``record``, with checksums of the files in ``folder`` and of the given others."""
     buffers = other_buffers(model, stored)
     if buffers:
-        save_file(buffers, folder / BUFFERS_FILE, metadata={"format": "pt"})
+        write_tensors(buffers, folder / BUFFERS_FILE)
     graphs = stored_graphs(model, record["device"], *_forms(model), _parts(model))
     if graphs is not None:
         (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
     (folder / REPORT_FILE).write_text(report_of(record))
     (folder / RECORD_FILE).write_text(sealed(record, folder, others))
-    # safetensors creates files that only their owner may read; use the folder's permissions instead.
-    for file in folder.iterdir():
-        file.chmod((folder / RECORD_FILE).stat().st_mode)
 
 
 def _checksums(folder: Path) -> dict[str, str]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from ..accuracy import is_same_tensor
 from ..conversion import first_line
 from ..torch_state import is_dense
 from .errors import ArtifactError
+from .tensor_files import kind_of
 
 # The entry that safetensors reserves in a file; it writes a tensor of that name, but cannot read it.
 _OF_FORMAT = "__metadata__"
@@ -50,19 +50,7 @@ def state_metadata(state: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
 def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:
     """Returns the buffers that are not in ``tensors``. A buffer that cannot be stored keeps its value in ``load``."""
     buffers = model.named_buffers(remove_duplicate=False)
-    return storable({key: b for key, b in buffers if key not in tensors and _unstorable(key, b) is None})
-
-
-def storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns ``state`` for a file, with every key that strict loading needs: contiguous CPU tensors without shared
-    memory, as safetensors cannot store ties."""
-    tensors = {k: t.detach().cpu().resolve_conj().resolve_neg().contiguous() for k, t in state.items()}
-    seen: set[int] = set()
-    for key, value in tensors.items():
-        storage = value.untyped_storage().data_ptr()
-        tensors[key] = value.clone() if storage in seen else value
-        seen.add(storage)
-    return tensors
+    return {key: b for key, b in buffers if key not in tensors and _unstorable(key, b) is None}
 
 
 def _unstorable(key: str, value: Any) -> str | None:
@@ -79,7 +67,7 @@ def _unstorable(key: str, value: Any) -> str | None:
     if value.is_meta or not is_dense(value):
         return "is sparse, quantized, nested or without data: it cannot be stored"
     try:
-        as_bytes({"": torch.empty(0, dtype=value.dtype)})
+        kind_of(value.dtype)
     except KeyError:
         return f"has the dtype {value.dtype}, which cannot be stored"
     return None

@@ -180,7 +180,7 @@ def test_failure_at_any_moment_leaves_the_old_artifact(fused, path, tmp_path, mo
         if moment == "flush":
             patch.setattr(folders.os, "fsync", fail)
         else:
-            patch.setattr(saving, {"weights": "save_file", "record": "sealed"}[moment], fail)
+            patch.setattr(saving, {"weights": "write_tensors", "record": "sealed"}[moment], fail)
         with pytest.raises(ArtifactError if isinstance(failure, OSError) else KeyboardInterrupt):
             saving.save(fused, path)
         with pytest.raises(BaseException):  # noqa: B017
