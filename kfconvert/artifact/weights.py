@@ -96,12 +96,13 @@ def fill(
     for key, own in chain(parameters, buffers):
         if key not in tensors or id(own) in placed:
             continue
+        is_copy = copies and _is_alike(own, tensors[key])
         try:
-            if copies and own.device != device and _is_alike(own, tensors[key]):
+            if is_copy and own.device != device:
                 own.data = tensors[key].to(device, copy=True)
                 placed[id(own)] = own
-            elif own.dtype != tensors[key].dtype:
-                own.data = own.data.to(tensors[key].dtype)
+            elif own.dtype != (dtype := tensors[key].dtype):
+                own.data = torch.empty_like(own.data, dtype=dtype) if is_copy else own.data.to(dtype)
         except RuntimeError as error:  # integers for a parameter that requires a gradient
             raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
     tied: dict[int, list[str]] = {}
