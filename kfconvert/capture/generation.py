@@ -242,7 +242,7 @@ def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[Generation
     def larger(prompt: Tensor, place: int) -> dict[str, ExampleCall]:
         dimensions = {"batch": 0, "sequence": 1} if of_tokens else {"batch": 0}
         wider = {name: repeated_to(prompt, each, prompt.shape[each] + 1) for name, each in dimensions.items()}
-        return {name: _calls(model, each, masked)[place] for name, each in wider.items()}
+        return {name: _calls(model, each, masked, place + 1)[place] for name, each in wider.items()}
 
     found = [GenerationCall(calls[place], examples[place], larger(small, place)) for place in (PROMPT, STEP)]
     found[0].vary_example = partial(larger, prompt, PROMPT)
@@ -252,13 +252,13 @@ def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[Generation
     return found if all(caches_in(each.call.kwargs.values()) for each in found) else found[:1]
 
 
-def _calls(model: nn.Module, prompt: Tensor, masked: bool) -> list[ExampleCall]:
-    """The first calls of ``model`` for ``prompt``."""
+def _calls(model: nn.Module, prompt: Tensor, masked: bool, count: int = CALLS) -> list[ExampleCall]:
+    """The first ``count`` calls of ``model`` for ``prompt``."""
     calls: list[ExampleCall] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append(ExampleCall(args, kwargs).copied())
-        if len(calls) == CALLS:
+        if len(calls) == count:
             raise _Enough
 
     inputs: dict[str, Any] = {getattr(model, "main_input_name", "input_ids"): prompt}

@@ -168,7 +168,7 @@ def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
     """Record the memory layout of the outputs of ``model`` for the example ``leaves`` where the graph of ``region`` has
     another one. For a size of 1, operators may choose another layout than in the trace."""
     leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in leaves]
-    with suppress(Exception), bounded_lookups(leaves):
+    with suppress(Exception):
         mark_orders(region.graph, region.flat_outputs(model, leaves)[0])
 
 

@@ -55,10 +55,10 @@ def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> 
         return None
     try:
         with quiet_thread():
-            if prompt.device.type != "cpu":
-                with bounded_lookups([prompt]):
-                    _original(prepared, prompt, wanted or MOST_TOKENS)
-            tokens = wanted or _affordable(prepared, prompt, budget_s)
+            with bounded_lookups([prompt]):
+                tokens = wanted or _affordable(prepared, prompt, budget_s)
+                if prompt.device.type != "cpu":
+                    _original(prepared, prompt, tokens)
             calls: dict[str, Callable[[], Any]] = {}
             for name, run in (("original", _original), ("converted", _generated)):
                 calls[name] = partial(run, prepared, prompt, tokens)

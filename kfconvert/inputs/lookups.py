@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -22,9 +23,45 @@ _ALONG = (
 _BY_LISTS = (aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
-class BoundedLookups(TorchDispatchMode):
+# Frequent functions without lookups, by name.
+_WITHOUT = frozenset(
+    """__add__ __get__ __mul__ __neg__ __pow__ __rmul__ __sub__ __truediv__ _set_grad_enabled add addmm baddbmm bmm
+    cat chunk clone contiguous conv1d conv2d cos detach dim div dropout exp expand flatten float gelu
+    is_floating_point layer_norm linear matmul mean mul neg numel permute pow relu reshape rms_norm rsqrt
+    scaled_dot_product_attention sigmoid silu sin size softmax split squeeze stack stride sub sum tanh tensor to
+    transpose type_as unsqueeze view""".split()
+)
+_PLAIN_INDICES = (int, slice, type(None), type(...))
+
+
+class BoundedLookups(TorchFunctionMode):
     """Mode in which an out-of-range lookup raises IndexError on every device. Without it, a GPU reports a device-side
-    assertion, after which the process cannot use CUDA."""
+    assertion, after which the process cannot use CUDA. It does not see calls inside TorchScript.
+
+    Functions without lookups run as they are: a mode that sees each operator doubles the time of a forward.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if _is_without_lookups(function, args):
+            return function(*args, **(kwargs or {}))
+        with _Checked():
+            return function(*args, **(kwargs or {}))
+
+
+def _is_without_lookups(function: Any, args: tuple[Any, ...]) -> bool:
+    if isinstance(function, torch._ops.OpOverload):
+        return function.overloadpacket not in _ALONG and function.overloadpacket not in _BY_LISTS
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return False
+    name = getattr(function, "__name__", "")
+    if name == "__getitem__":
+        given = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(type(each) in _PLAIN_INDICES for each in given)
+    return name in _WITHOUT
+
+
+class _Checked(TorchDispatchMode):
+    """Mode that checks the indices of each operator."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         packet = function.overloadpacket
