@@ -35,7 +35,7 @@ from ..inputs import (
     numbered,
     taken_apart,
 )
-from ..process import one_at_a_time, quiet_thread, shielded
+from ..process import OF_SHARD, one_at_a_time, quiet_thread, shielded
 from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import autocast_dtype, is_transformed
@@ -43,6 +43,7 @@ from .alike_layers import Stack, fill_caches, shortened, stacks_of
 from .autocast import write_casts
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
+from .inner_tensors import take_inner_tensors
 from .layer_runs import run_alike
 from .lean_graphs import lean_graphs
 from .local_shards import local_shards
@@ -114,6 +115,8 @@ def trace(
         repeat(region, stacks)
         region.is_repeated = bool(stacks)
         region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
+        region.inner.update(dict.fromkeys(region.shards, OF_SHARD))
+        take_inner_tensors(region)
         return region
 
     region = None

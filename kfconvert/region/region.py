@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from ..graph import Aliases, arguments, communicates, draws, written_arguments
 from ..inputs import CacheKind, CallForm, TreeForm, taken_apart
+from ..wrapped_tensors import Path
 from .guard import Guard
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
@@ -70,6 +71,9 @@ class Region:
     autocast: tuple[str, torch.dtype] | None = None
     # Whether layers of the graph were repeated instead of traced (see ``capture.alike_layers``).
     is_repeated: bool = False
+    # The placeholders whose tensor is inside the tensor at their place in ``slots``, with the attributes that lead
+    # there: shards, and the data and scales of quantized weights.
+    inner: dict[str, Path] = field(default_factory=dict)
     # Further placeholders of weights in other dtypes. ``slots`` has the places of the weights.
     casted: dict[str, torch.dtype] = field(default_factory=dict)
 
