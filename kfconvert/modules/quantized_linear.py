@@ -26,6 +26,7 @@ class FusedQuantizedLinear(FusedModule):
     """
 
     live_strategies = (*FusedModule.live_strategies, "triton", "int8pack", "product")
+    is_chosen_for_steps = True
     weight: torch.Tensor
     scale: torch.Tensor
 
