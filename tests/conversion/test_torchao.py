@@ -1,9 +1,12 @@
 """Models that torchao has quantized, weights only."""
 
+import copy
+
 import pytest
 import torch
+from support.accuracy import assert_as_accurate
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import kfconvert
 from kfconvert import ModelConverter
@@ -18,10 +21,10 @@ def int4():
     return quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=quantization.PerGroup(32))
 
 
-def quantized_llama(config):
+def quantized_llama(config, dtype=torch.float32):
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_hidden_layers=2, **sizes)).eval()
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_hidden_layers=2, **sizes)).eval().to(dtype)
     quantization.quantize_(model, config)
     return model
 
@@ -47,6 +50,31 @@ def test_a_decoder_is_captured_as_a_whole(config):
     torch.testing.assert_close(fused(ids).logits, model(ids).logits)
     tokens = [each.generate(ids, max_new_tokens=8, do_sample=False) for each in (fused, model)]
     assert torch.equal(*tokens)
+    assert not fused.kfconvert_info()["guard"]["misses"]
+
+
+@torch.no_grad()
+def test_a_step_reads_the_weights_once():
+    """On the CPU, by ATen's kernel for a few rows; a prompt casts the weights, as the original does."""
+    model = quantized_llama(INT8(), torch.bfloat16)
+    converter = ModelConverter(select="all", effort="fast")
+    fused = converter.convert_model(model, input_shape=(1, 16))
+    stats = converter.conversion_stats
+    strategies = [
+        {site["strategy"] for site in sites if site["pattern"] == "quantized_linear"}
+        for sites in (stats["sites"], *stats["form_sites"])
+    ]
+    assert strategies == [{None}, {None}, {"int8pack"}]
+
+    def step(model):
+        cache = DynamicCache(config=model.config)
+        for ids in torch.arange(10)[None].split((9, 1), 1):  # as generate() calls it
+            keywords = {"past_key_values": cache, "position_ids": ids.clone(), "logits_to_keep": 1, "use_cache": True}
+            outputs = model(input_ids=ids, **keywords, return_dict=True)
+        return outputs.logits
+
+    original, ours, truth = map(step, (model, fused, copy.deepcopy(model).double()))
+    assert_as_accurate(ours, original, truth, ulps=(2, 1))
     assert not fused.kfconvert_info()["guard"]["misses"]
 
 
