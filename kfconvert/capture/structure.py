@@ -15,7 +15,8 @@ from ..region import Read
 from ..runtime import HOOK_KINDS, OF_EVERY_MODULE
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-_OWN = OF_EVERY_MODULE - {"training"}
+# Attributes that are compared otherwise or have no effect, such as the ``extra_repr`` that torchao assigns.
+_OWN = (OF_EVERY_MODULE - {"training"}) | {"extra_repr"}
 
 
 def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) -> list[list[nn.Module]]:

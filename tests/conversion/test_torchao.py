@@ -10,6 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import kfconvert
 from kfconvert import ModelConverter
+from kfconvert.capture.alike_layers import stacks_of
 
 quantization = pytest.importorskip("torchao.quantization")
 
@@ -76,6 +77,16 @@ def test_a_step_reads_the_weights_once():
     original, ours, truth = map(step, (model, fused, copy.deepcopy(model).double()))
     assert_as_accurate(ours, original, truth, ulps=(2, 1))
     assert not fused.kfconvert_info()["guard"]["misses"]
+
+
+def test_alike_layers_are_traced_once():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=8, **sizes)).eval()
+    quantization.quantize_(model, INT8())
+    (stack,) = stacks_of(copy.deepcopy(model))
+    assert stack.count == 8 and stack.first == 0
+    model.model.layers[7].mlp.up_proj.weight.block_size = [1, 16]
+    assert not stacks_of(model)
 
 
 class Net(nn.Module):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from torch import Tensor, fx, nn, strided
 from ...process import OF_SHARD, libraries, switched_off
 from ...region import Place
 from ...torch_state import without_autocast
-from ...wrapped_tensors import Path, inner_tensor, wrapping
+from ...wrapped_tensors import Path, wrapping
 from ..state.derived import Derived, Unchanged, finish, is_captured
 from ..state.memory_layouts import memory_format_of, strides_of
 from ..state.watch import ROOT, SIZE, Entry, Watch, flat_places, gather
@@ -89,7 +90,16 @@ class Program:
         self._sources, self._weights = len(sources), weights
         self._read = _distinct([*sources, *held, *weights, *(_unrooted(place, model) for place in unread)])
         self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
-        self._inner: list[tuple[Any, Any, Path]] = [(_unrooted(source, model), at, path) for source, at, path in inner]
+        wrappers = {(id(store), key): (store, key) for (store, key), *_ in inner}
+        numbers = {place: number for number, place in enumerate(wrappers)}
+        self._outer = [_unrooted(place, model) for place in wrappers.values()]
+        self._inner: list[tuple[int, Any, Callable[[Any], Any]]] = [
+            (numbers[id(store), key], at, operator.attrgetter(".".join(path))) for (store, key), at, path in inner
+        ]
+        # Per wrapper, whether it is a distributed parameter.
+        self._is_sharded = [False] * len(wrappers)
+        for (store, key), _, path in inner:
+            self._is_sharded[numbers[id(store), key]] |= path == OF_SHARD
         self._casts = Casts([(_unrooted(source, model), place, dtype) for source, place, dtype in casts])
         self._cast_kinds: list[Any] = [self._kind(tensor) for tensor in self._casts.sources(vars(model))]
         # The same places in the form that gather() takes; created on first use, see __getstate__.
@@ -258,9 +268,14 @@ class Program:
         tensors = self._tensors()
         # A write to a wrapper leaves no trace in its inner tensors.
         wrappers = self._wrappers() if self._inner else []
+        # Classes of wrappers may handle each read of a property in Python.
+        with torch._C.DisableTorchFunctionSubclass() if wrappers else nullcontext():
+            return self._values_of([*wrappers, *tensors], len(wrappers) + self._sources, tensors)
+
+    def _values_of(self, sources: Sequence[Any], versioned: int, tensors: Sequence[Any]) -> dict[Any, Plans]:
         return self._derived.values(
-            [*wrappers, *tensors] if wrappers else tensors,
-            versioned=len(wrappers) + self._sources,
+            sources,
+            versioned=versioned,
             fingerprinted=self._are_contents_recorded,
             # A number that was assigned to an attribute has no device, and a sparse tensor no address.
             admit=lambda _: self._require_kinds(tensors),
@@ -292,19 +307,18 @@ class Program:
         wrappers = self._wrappers()
         if self._metadata is None or self._metadata.first_change() is not None:
             self._require_same_wrapping()
-            self._metadata = Watch(_entries_of_metadata(wrappers, [path for *_, path in self._inner]))
+            self._metadata = Watch(_entries_of_metadata(wrappers))
         try:
-            for wrapper, (_, (store, attribute), path) in zip(wrappers, self._inner):
-                store[attribute] = inner_tensor(wrapper, path)
+            for index, (store, attribute), read in self._inner:
+                store[attribute] = read(wrappers[index])
         except AttributeError:
             self._require_same_wrapping()
             raise
 
     def _wrapped_kinds(self) -> list[Any]:
         """What the program relies on in each wrapper; the shard of a distributed parameter is independent of it."""
-        paths = [path for *_, path in self._inner]
-        wrappers = self._wrappers() if paths else []
-        return [type(each) if path == OF_SHARD else wrapping(each) for each, path in zip(wrappers, paths)]
+        wrappers = self._wrappers() if self._outer else []
+        return [type(each) if sharded else wrapping(each) for each, sharded in zip(wrappers, self._is_sharded)]
 
     def _require_same_wrapping(self) -> None:
         if self._wrapped_kinds() != self._wrappings:
@@ -319,8 +333,7 @@ class Program:
         """The places of all tensors that are read, tensors that the code reads, tensors that are copied over, and
         wrappers."""
         if self._flat is None:
-            sources = ([source for source, *_ in pairs] for pairs in (self._synced, self._inner))
-            found = (self._read, self._weights, *sources)
+            found = (self._read, self._weights, [source for source, _ in self._synced], self._outer)
             self._flat = tuple(map(flat_places, found))
         return self._flat
 
@@ -384,14 +397,11 @@ def _way_to(stores: list[Any], root: nn.Module) -> Iterator[Entry]:
             parent = parent._modules[name]  # type: ignore[assignment]  # it is on the path to a module
 
 
-def _entries_of_metadata(wrappers: Sequence[Tensor], paths: Sequence[Path]) -> Iterator[Entry]:
-    """Entries for the attributes of wrappers, except the inner tensors at ``paths``, which each call reads again."""
-    read = {(id(wrapper), path[0]) for wrapper, path in zip(wrappers, paths)}
-    for wrapper in {id(wrapper): wrapper for wrapper in wrappers}.values():
+def _entries_of_metadata(wrappers: Iterable[Tensor]) -> Iterator[Entry]:
+    """Entries for the attributes of wrappers, except tensors: each call reads the inner tensors again."""
+    for wrapper in wrappers:
         yield wrapper, SIZE, len(vars(wrapper))
-        for name, value in vars(wrapper).items():
-            if (id(wrapper), name) not in read:
-                yield wrapper, name, value
+        yield from ((wrapper, name, value) for name, value in vars(wrapper).items() if not isinstance(value, Tensor))
 
 
 def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:
