@@ -78,11 +78,13 @@ class FusedQuantizedLinear(FusedModule):
         return self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
 
     def _triton(self, x: torch.Tensor) -> torch.Tensor:
-        return quantized_linear(x, held(self, "weight"), held(self, "scale"))
+        weight = held(self, "weight")
+        # A plan meets any number of rows.
+        return quantized_linear(x, weight, held(self, "scale")) if takes_few_rows(x, weight) else self.reference(x)
 
     def _int8pack(self, x: torch.Tensor) -> torch.Tensor:
         weight, scale = held(self, "weight"), held(self, "scale")
-        if x.numel() > _PACKED_MOST_ROWS * weight.shape[1]:  # a plan meets any number of rows
+        if x.numel() > _PACKED_MOST_ROWS * weight.shape[1]:
             return self.reference(x)
         rows = x.reshape(-1, weight.shape[1]).contiguous()
         y = torch.ops.aten._weight_int8pack_mm.default(rows, weight, scale.to(x.dtype).flatten())

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.fused.quantized_linear import check, takes_few_rows
+from ...ops.fused.quantized_linear import check
 from ...ops.registration import LIBRARY
 from .arguments import INTERPRETED
 
@@ -78,14 +78,6 @@ def few_rows(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return y
 
 
-def _few_rows_or_library(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    # A plan for a few rows meets any number.
-    if takes_few_rows(x, weight):
-        return few_rows(x, weight, scale)
-    composed: Tensor = torch.nn.functional.linear(x, weight.to(x.dtype)) * scale.to(x.dtype).flatten()
-    return composed
-
-
-LIBRARY.impl("quantized_linear", _few_rows_or_library, "CUDA")
+LIBRARY.impl("quantized_linear", few_rows, "CUDA")
 
 __all__: list[str] = []
