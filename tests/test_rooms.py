@@ -20,7 +20,17 @@ canonical runtime ops profiling report
 region accuracy
 graph inputs
 """
-GROUND = {"extension", "fallbacks", "folders", "json_values", "process", "settings", "torch_state", "version"}
+GROUND = {
+    "extension",
+    "fallbacks",
+    "folders",
+    "json_values",
+    "process",
+    "settings",
+    "torch_state",
+    "version",
+    "wrapped_tensors",
+}
 
 
 def room(path):

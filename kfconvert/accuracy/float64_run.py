@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from ..inputs import copy_of, map_tensors, to_each
 from ..process import shard_of
 from ..torch_state import without_autocast
+from ..wrapped_tensors import is_dequantizable
 from .copying import copied_model, tensors_of
 
 
@@ -45,23 +46,26 @@ def reference_outputs(
     """Returns outputs of a float64 copy of `original`, or of its `method`, on its device, with floating-point inputs in
     float64.
 
-    If that fails because the model casts to other dtypes, its casts use float64 as well. A model that does not support
-    float64, or has no memory for it, runs in float32. If that is its dtype, or fails too, the unchanged model runs.
+    If that fails because quantized weights do not support float64, plain weights with their values replace them. If it
+    fails because the model casts to other dtypes, its casts use float64 as well. A model that does not support float64,
+    or has no memory for it, runs in float32. If that is its dtype, or fails too, the unchanged model runs.
     All of these except the last run without autocast.
     `Reference.description` states which run was used and why.
     """
-    runs = [
-        ("float64 run of the original", torch.float64, nullcontext),
-        ("float64 run of the original and of its casts", torch.float64, _CastsToFloat64),
+    runs: list[tuple[str, torch.dtype, Any, bool]] = [
+        ("float64 run of the original", torch.float64, nullcontext, False),
+        ("float64 run of the original and of its casts", torch.float64, _CastsToFloat64, False),
     ]
+    if any(map(is_dequantizable, tensors_of(original))):
+        runs.insert(1, ("float64 run of the original with dequantized weights", torch.float64, nullcontext, True))
     autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if autocast or any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors_of(original)):
-        runs.append(("float32 run of the original", torch.float32, nullcontext))
+        runs.append(("float32 run of the original", torch.float32, nullcontext, False))
     why = ""
-    for description, dtype, context in runs:
+    for description, dtype, context, dequantizes in runs:
         try:
             with context(), without_autocast():
-                return Reference(_outputs_in(dtype, original, args, kwargs, method), description + why)
+                return Reference(_outputs_in(dtype, dequantizes, original, args, kwargs, method), description + why)
         except Exception as error:  # a forward may raise anything for a dtype; the first reason is reported
             why = why or f" (the float64 run failed: {one_line(error)})"
     return Reference(model_outputs(original, args, kwargs, method), f"original itself{why}")
@@ -95,14 +99,20 @@ def _fresh(leaf: Any) -> Any:
 
 
 def _outputs_in(
-    dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str | None
+    dtype: torch.dtype,
+    dequantizes: bool,
+    original: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    method: str | None,
 ) -> Any:
-    """The outputs of a copy of `original`, with its floating-point tensors and inputs in `dtype`."""
+    """The outputs of a copy of `original`, with its floating-point tensors and inputs in `dtype`. If `dequantizes`,
+    plain weights replace the quantized ones."""
 
     def cast(tensor: Tensor) -> Tensor:
         return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
 
-    replica = _replica(original, dtype)
+    replica = _replica(original, dtype, dequantizes)
     remains = weakref.ref(replica)
     try:
         args, kwargs = map_tensors(to_each(cast), (args, kwargs))
@@ -116,7 +126,7 @@ def _outputs_in(
             torch.cuda.empty_cache()
 
 
-def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def _replica(model: nn.Module, dtype: torch.dtype, dequantizes: bool) -> nn.Module:
     """A deep copy of `model` in `dtype`, without an intermediate copy in the model's dtype."""
     tensors = {id(tensor): tensor for tensor in tensors_of(model) if tensor.is_floating_point()}
     memo: dict[int, Any] = {}
@@ -125,6 +135,9 @@ def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             memo[key] = nn.Parameter(tensor.detach().to(dtype, copy=True), tensor.requires_grad)
         elif type(tensor) is Tensor:
             memo[key] = tensor.detach().to(dtype, copy=True)
+        elif dequantizes and is_dequantizable(tensor):
+            values = tensor.detach().dequantize().to(dtype)
+            memo[key] = nn.Parameter(values, False) if isinstance(tensor, nn.Parameter) else values
     return copied_model(model, memo).to(dtype)
 
 

@@ -30,8 +30,8 @@ def write_casts(region: Region) -> None:
     Raises:
         CaptureError: autocast changes a call in another way than by casts of its arguments.
     """
-    if region.shards:
-        raise CaptureError("it has distributed parameters, which are not converted under autocast")
+    if region.inner:
+        raise CaptureError("it has distributed or quantized weights, which are not converted under autocast")
     with torch.no_grad(), uncached_autocast():
         made = _WithCasts(region)
         made.copy(region.graph, {})

@@ -34,9 +34,7 @@ class _Repetition:
     def __init__(self, region: Region, stack: Stack):
         self._region, self._stack, self._graph = region, stack, region.graph
         self._placeholders = {node.name: node for node in region.graph.find_nodes(op="placeholder")}
-        self._weights = {
-            (place, region.casted.get(name)): self._placeholders[name] for name, place in region.slots.items()
-        }
+        self._weights = {self._key(name, slot): self._placeholders[name] for name, slot in region.slots.items()}
         self._storages = count(-1, -1)  # numbers that no storage has
         self._output = list(self._graph.output_node().args[0])
         self._input_places = dict(zip(region.inputs, region.call.form.places()))
@@ -191,21 +189,27 @@ class _Repetition:
         """The placeholder of a weight of the layer ``index``, which is like ``node`` of ``template``."""
         region, layer = self._region, f"{self._stack.path}.{index}"
         slot = layer + inside[0], inside[1]
-        place = slot, region.casted.get(node.name)
-        if place not in self._weights:
+        key = self._key(node.name, slot)
+        if key not in self._weights:
             old, new = (path.replace(".", "_").lower() for path in (f"{self._stack.path}.{template}", layer))
             with self._graph.inserting_after(node):
                 own = node.name.replace(old, new, 1)
                 made = self._graph.create_node("placeholder", own, name=own)
             made.meta = dict(node.meta)
             mark_storage(made, next(self._storages))
-            self._weights[place] = self._placeholders[made.name] = made
+            self._weights[key] = self._placeholders[made.name] = made
             region.slots[made.name] = slot
             if node.name in region.casted:
                 region.casted[made.name] = region.casted[node.name]
+            if node.name in region.inner:
+                region.inner[made.name] = region.inner[node.name]
             if node.name in region.shards:
                 region.shards |= {made.name}
-        return self._weights[place]
+        return self._weights[key]
+
+    def _key(self, name: str, slot: tuple[str, str]) -> Any:
+        """Identifies the weight at ``slot``, or what is made or read from it, as the placeholder ``name`` does."""
+        return slot, self._region.inner.get(name), self._region.casted.get(name)
 
     def _copied(
         self,

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..region import Read
 from ..runtime import HOOK_KINDS, OF_EVERY_MODULE
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-_OWN = OF_EVERY_MODULE - {"training"}
+# Attributes that are compared otherwise or have no effect, such as the ``extra_repr`` that torchao assigns.
+_OWN = (OF_EVERY_MODULE - {"training"}) | {"extra_repr"}
 
 
 def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) -> list[list[nn.Module]]:
@@ -68,7 +70,10 @@ def _structure(module: nn.Module) -> Hashable:
 def _tensor(tensor: Tensor, numbers: dict[int, int]) -> Hashable:
     place = numbers.setdefault(id(tensor), len(numbers))
     kind = type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
-    return place, kind, tuple((name, id(value)) for name, value in vars(tensor).items())
+    inner: Iterable[str] = tensor.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(tensor) else ()
+    parts = tuple((name, _tensor(getattr(tensor, name), numbers)) for name in inner)
+    others = tuple((name, _value(value)) for name, value in vars(tensor).items() if name not in inner)
+    return place, kind, parts, others
 
 
 def _value(value: Any) -> Hashable:

@@ -35,7 +35,7 @@ from ..inputs import (
     numbered,
     taken_apart,
 )
-from ..process import one_at_a_time, quiet_thread, shielded
+from ..process import OF_SHARD, one_at_a_time, quiet_thread, shielded
 from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import autocast_dtype, is_transformed
@@ -43,6 +43,7 @@ from .alike_layers import Stack, shortened
 from .autocast import write_casts
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
+from .inner_tensors import take_inner_tensors
 from .lean_graphs import lean_graphs
 from .local_shards import local_shards
 
@@ -108,6 +109,8 @@ def trace(
     example = described(form.keywords(leaves))
     region = _region(model, program, form, dimensions, example, frozenset(reads), outputs)
     region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
+    region.inner.update(dict.fromkeys(region.shards, OF_SHARD))
+    take_inner_tensors(region)
     kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers(), *call.tensors())}
     on = [(kind, dtype) for kind in sorted(kinds) if (dtype := autocast_dtype(kind)) is not None]
     if len(on) > 1:

@@ -18,7 +18,7 @@ def match(captures: Captures, stages: Stages) -> None:
     weights do not, because the weights may be untied later.
 
     Sites of a step on a static cache are not shared: the fastest strategy for a prompt may be slow for one token, and a
-    fused module has one strategy.
+    fused module has one strategy. The same holds for other steps, if the fused module keeps no copies of weights.
     """
     shared: dict[bool, dict[Any, Replacement]] = {False: {}, True: {}}
     every = list(captures.every())
@@ -37,7 +37,9 @@ def _site(match: Match, captured: Capture, modules: dict[Any, Replacement]) -> S
     replacement = match.pattern.build(match, live.tensor)
     kind = repr(replacement.module)
     tensors = tuple((name, *live.origin(node)) for _, name, node in replacement.bindings)
-    shared = modules.setdefault((match.pattern.name, kind, tensors), replacement)
+    module: Any = replacement.module
+    is_step = module.is_chosen_for_steps and captured.region.call.takes_filled_cache
+    shared = modules.setdefault((match.pattern.name, kind, tensors, is_step), replacement)
     if shared is not replacement:
         holders = dict(zip(_holders(replacement), _holders(shared)))
         bindings = tuple((holders[owner], name, node) for owner, name, node in replacement.bindings)

@@ -78,6 +78,8 @@ def compute_once(
         inner[node] = body.node_copy(node, inner.__getitem__)
     body.output(tuple(inner[node] for node in held))
     lower(body)
+    for node in body.nodes:
+        node.meta.clear()  # traced values keep weak references to all weights, which could then not be swapped
     modules = {node.target: root[node.target] for node in calls if node.op == "call_module"}
     places = [live.store(originals[node]) for node in weights]
     places += [place for module in modules.values() for place in module.held_places()]
@@ -139,17 +141,24 @@ class _Search:
 
     def _computable(self, graph: fx.Graph, blocked: set[fx.Node]) -> dict[fx.Node, float]:
         known: dict[fx.Node, float] = {}
-        weights = dict[fx.Node, float]()
+        weights, compressed = dict[fx.Node, float](), set[fx.Node]()
         for node in graph.nodes:
             if node.op == "placeholder":
                 # A module would keep a reference to the model.
                 if is_weight(node) and isinstance(self._live.store(self._originals[node])[0], dict):
                     weights[node] = max(map(_bytes, _values(node)), default=0.0)
+                    if self._live.is_inner(node):
+                        compressed.add(node)
             elif node in self._originals and self.root(node) not in blocked and self._is_plain(node):
                 below = [known.get(each, weights.get(each)) for each in node.all_input_nodes]
                 largest = max((size for size in below if size is not None), default=0.0)
-                if None not in below and all(_bytes(value) <= max(largest, MOST_BYTES) for value in _values(node)):
+                # A quantized weight would need as much memory as a plain one.
+                is_compressed = not compressed.isdisjoint(node.all_input_nodes)
+                most = largest if is_compressed else max(largest, MOST_BYTES)
+                if None not in below and all(_bytes(value) <= most for value in _values(node)):
                     known[node] = largest
+                    if is_compressed:
+                        compressed.add(node)
         return known
 
     def _is_plain(self, node: fx.Node) -> bool:

@@ -76,7 +76,7 @@ def rewrite(
     images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
     made = fx.GraphModule(root, graph).eval()
     return Program(
-        live.model, made, fused, weights, synced, images, laid_out, live.shards(), _unread(region, live), live.casts()
+        live.model, made, fused, weights, synced, images, laid_out, live.inner(), _unread(region, live), live.casts()
     )
 
 

@@ -26,6 +26,7 @@ from .norm import FusedAddLayerNorm, FusedLayerNorm, FusedLayerNormGELU, FusedLa
 from .own import Arguments as Arguments
 from .own import Input as Input
 from .own import OwnFusion as OwnFusion
+from .quantized_linear import FusedQuantizedLinear
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 from .rotary import FusedRotary
 from .self_attention import FusedSelfAttention
@@ -62,6 +63,7 @@ __all__ = [
     "FusedLinearTanh",
     "FusedMergedLinear",
     "FusedModule",
+    "FusedQuantizedLinear",
     "FusedRMSNorm",
     "FusedRotary",
     "FusedSelfAttention",

@@ -39,6 +39,8 @@ class FusedModule(nn.Module):
     keeps_order: bool = False
     # Indices of inputs that are static caches. The module returns changed copies, or writes in place if ``in_place``.
     caches: tuple[int, ...] = ()
+    # Whether steps of generation have a strategy apart from the prompt's: for modules that keep no copies of weights.
+    is_chosen_for_steps: bool = False
     # Whether the times of its strategies are valid in other processes.
     is_remembered: bool = True
     # The result in plain ATen calls, and by kernels that may need plain inputs.

@@ -7,6 +7,6 @@ from .garbage import garbage_collected, garbage_collected_once
 from .generators import same_generators
 from .patches import method_over, replaced
 from .quiet import quiet_thread
-from .shards import is_one_of_several, shard_of
+from .shards import OF_SHARD, is_one_of_several, shard_of
 from .shield import libraries, shielded, switched_off
 from .turns import ThisThread, one_at_a_time

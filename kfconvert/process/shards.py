@@ -8,6 +8,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+# The attributes that lead from a distributed tensor to this rank's shard (see ``wrapped_tensors.inner_tensor``).
+OF_SHARD = ("_local_tensor",)
+
 
 def shard_of(tensor: Any) -> Tensor | None:
     """Returns this rank's shard of a distributed tensor; None for other values."""

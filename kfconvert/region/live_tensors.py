@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..process import shard_of
+from ..wrapped_tensors import Path, inner_tensor
 from .region import Region
 
 # (dict with a tensor of the model, or a module for its __dict__; key)
@@ -16,23 +16,24 @@ Place = tuple[dict[str, Any] | nn.Module, str]
 
 class LiveTensors:
     """The parameters, buffers and constants of a model for the placeholders of its region's graph. For a distributed
-    parameter, this is the shard of this rank; for a weight that autocast casts, a copy in the other dtype."""
+    parameter, this is the shard of this rank; for a quantized weight, its data or its scale; for a weight that autocast
+    casts, a copy in the other dtype."""
 
     def __init__(self, model: nn.Module, region: Region):
         self.model, self._region = model, region
-        self._shards: dict[str, Any] = {}
+        self._inner: dict[str, Any] = {}
         self._casted: dict[str, Tensor] = {}
-        for name in region.shards:
-            holder, key = self._place(name)
-            self._shards[name] = shard_of(_held(holder, key))
+        for name, path in region.inner.items():
+            self._inner[name] = inner_tensor(_held(*self._place(name)), path)
 
     def store(self, node: fx.Node) -> Place:
         """Returns the holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor.
-        A dict of shards must be updated by its reader with ``shards``, and one of casted weights with ``casts``."""
+        A dict of inner tensors must be updated by its reader with ``inner``, and one of casted weights with
+        ``casts``."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
-        if node.name in self._shards:
-            return self._shards, node.name
+        if node.name in self._inner:
+            return self._inner, node.name
         if node.name in self._region.casted:
             return self._casted, node.name
         return self._place(node.name)
@@ -42,11 +43,17 @@ class LiveTensors:
         if node.name in self._region.constants:
             return id(self.tensor(node)), ""
         holder, key = self._place(node.name)
-        return id(holder), f"{key} {self._region.casted.get(node.name, '')}"
+        region = self._region
+        return id(holder), f"{key} {region.inner.get(node.name, '')} {region.casted.get(node.name, '')}"
 
-    def shards(self) -> list[tuple[Place, Place]]:
-        """Returns for each shard the place of its distributed parameter in the model, and its place in ``store``."""
-        return [(self._place(name), (self._shards, name)) for name in self._shards]
+    def is_inner(self, node: fx.Node) -> bool:
+        """Whether the tensor is inside of the model's tensor."""
+        return node.name in self._inner
+
+    def inner(self) -> list[tuple[Place, Place, Path]]:
+        """Returns for each inner tensor the place of its wrapper in the model, its place in ``store``, and its path in
+        the wrapper."""
+        return [(self._place(name), (self._inner, name), path) for name, path in self._region.inner.items()]
 
     def casts(self) -> list[tuple[Place, Place, torch.dtype]]:
         """Returns for each casted weight its place in the model, the place of the copy in ``store``, and the dtype."""

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from ..graph import Aliases, arguments, communicates, draws, schema_of, written_arguments
 from ..inputs import CacheKind, CallForm, TreeForm, taken_apart
+from ..wrapped_tensors import Path
 from .guard import Guard
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
@@ -68,6 +69,9 @@ class Region:
     shards: frozenset[str] = frozenset()
     # The device type and dtype of autocast, if it was on in the trace. The graph has its casts, and runs without it.
     autocast: tuple[str, torch.dtype] | None = None
+    # The placeholders whose tensor is inside the tensor at their place in ``slots``, with the attributes that lead
+    # there: shards, and the data and scales of quantized weights.
+    inner: dict[str, Path] = field(default_factory=dict)
     # Further placeholders of weights in other dtypes. ``slots`` has the places of the weights.
     casted: dict[str, torch.dtype] = field(default_factory=dict)
 

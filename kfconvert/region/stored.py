@@ -78,8 +78,8 @@ class _GraphWriter(Writer):
     records = _RECORDS
 
     def __init__(self, region: Region):
-        if region.shards:
-            raise Unstorable("it reads shards of distributed parameters")
+        if region.inner:
+            raise Unstorable("it reads tensors inside of distributed or quantized weights")
         if region.autocast is not None:
             raise Unstorable("it was traced under autocast")
         self._region = region

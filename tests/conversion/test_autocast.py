@@ -324,7 +324,7 @@ def test_casts_on_a_gpu_are_found_by_fake_tensors(name):
     node = graph.call_function(operator, fx.node.map_aggregate(arguments, lambda each: values.get(each, each)))
     graph.output((node,))
     region = SimpleNamespace(
-        graph=graph, slots={"weight": ("", "weight")}, casted={}, autocast=("cuda", HALF), shards=()
+        graph=graph, slots={"weight": ("", "weight")}, casted={}, autocast=("cuda", HALF), inner=()
     )
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", True)

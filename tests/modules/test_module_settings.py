@@ -20,6 +20,7 @@ from kfconvert.modules import (
     FusedLinear,
     FusedLinearScale,
     FusedMergedLinear,
+    FusedQuantizedLinear,
     FusedRMSNorm,
     FusedRotary,
     FusedSelfAttention,
@@ -106,6 +107,13 @@ def linear(cls):
         yield made(fused, lambda x, layer=layer: activated(cls, layer(x)), torch.randn(5, 16))
 
 
+def quantized(cls):
+    numbers = torch.randint(-3, 4, (8, 16), dtype=torch.int8)
+    for scales_weight in (False, True):
+        fused = cls.from_tensors(numbers, nn.Parameter(torch.ones(8, 1)), scales_weight)
+        yield made(fused, lambda x, fused=fused: F.linear(x, numbers * fused.scale), torch.randn(5, 16))
+
+
 def gated(cls):
     gate, up = nn.Linear(16, 8), nn.Linear(16, 8)
     yield made(cls(gate, up, **chosen(cls)), lambda x: activated(cls, gate(x)) * up(x), torch.randn(5, 16))
@@ -118,6 +126,7 @@ MAKERS = {
     FusedGroupNorm: group_norm,
     FusedLayerNorm: layer_norm,
     FusedLinear: linear,
+    FusedQuantizedLinear: quantized,
     FusedRMSNorm: rms_norm,
 }
 

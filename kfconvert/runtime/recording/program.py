@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from types import SimpleNamespace
@@ -13,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn, strided
 
-from ...process import libraries, shard_of, switched_off
+from ...process import OF_SHARD, libraries, switched_off
 from ...region import Place
 from ...torch_state import without_autocast
+from ...wrapped_tensors import Path, wrapping
 from ..state.derived import Derived, Unchanged, finish, is_captured
 from ..state.memory_layouts import memory_format_of, strides_of
-from ..state.watch import ROOT, Entry, Watch, flat_places, gather
+from ..state.watch import ROOT, SIZE, Entry, Watch, flat_places, gather
 from ..state.watched_places import OF_EXPORT
 from ..state.weak_module import WeakModule
 from .casts import Casts
@@ -55,7 +57,7 @@ class Program:
             the libraries that can be turned off.
         laid_out: the flat inputs that must have the memory layout of the example: for some other layouts the original
             fails or reads other elements, and fused modules do not.
-        shards: pairs (place of a distributed parameter in the model, place of its shard) to assign before a run.
+        inner: (place of a wrapper in the model, place of its inner tensor, path in the wrapper) to assign before a run.
         unread: places of tensors with which the program does not compute, and whose shape, dtype or device matter.
         casts: (place in the model, place of a copy, dtype) of the weights that autocast casts.
     """
@@ -69,7 +71,7 @@ class Program:
         synced: list[tuple[Place, Place]],
         images: tuple[int, ...],
         laid_out: tuple[int, ...] = (),
-        shards: Sequence[tuple[Place, Place]] = (),
+        inner: Sequence[tuple[Place, Place, Path]] = (),
         unread: Sequence[Place] = (),
         casts: Sequence[tuple[Place, Place, torch.dtype]] = (),
     ):
@@ -88,7 +90,16 @@ class Program:
         self._sources, self._weights = len(sources), weights
         self._read = _distinct([*sources, *held, *weights, *(_unrooted(place, model) for place in unread)])
         self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
-        self._shards: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in shards]
+        wrappers = {(id(store), key): (store, key) for (store, key), *_ in inner}
+        numbers = {place: number for number, place in enumerate(wrappers)}
+        self._outer = [_unrooted(place, model) for place in wrappers.values()]
+        self._inner: list[tuple[int, Any, Callable[[Any], Any]]] = [
+            (numbers[id(store), key], at, operator.attrgetter(".".join(path))) for (store, key), at, path in inner
+        ]
+        # Per wrapper, whether it is a distributed parameter.
+        self._is_sharded = [False] * len(wrappers)
+        for (store, key), _, path in inner:
+            self._is_sharded[numbers[id(store), key]] |= path == OF_SHARD
         self._casts = Casts([(_unrooted(source, model), place, dtype) for source, place, dtype in casts])
         self._cast_kinds: list[Any] = [self._kind(tensor) for tensor in self._casts.sources(vars(model))]
         # The same places in the form that gather() takes; created on first use, see __getstate__.
@@ -97,6 +108,10 @@ class Program:
         self._derived = Derived()
         self._are_contents_recorded = False
         self._kinds: list[Any] = []
+        # The attributes of the wrappers, besides inner tensors; created on first use, see __getstate__.
+        self._metadata: Watch | None = None
+        self._wrappings: list[Any] = []
+        self._wrappings = self._wrapped_kinds()
         self._kinds = [self._kind(tensor) for tensor in self._tensors()]
         self._latest: weakref.ref[Plans] | None = None
         #: Compiled forms of the program (``Generated``), by the kind of call that they serve.
@@ -225,12 +240,12 @@ class Program:
             self.modules[name].clear_derived()
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors of the model that the program reads, and the distributed parameters of its shards. Raises
+        """Return the tensors of the model that the program reads, and the wrappers of its inner tensors. Raises
         UnfitTensors where one was removed or replaced by another kind of value."""
         found = [tensor for tensor in self._tensors() if tensor is not None]
         if not all(isinstance(tensor, Tensor) for tensor in found):
             self._require_kinds(self._tensors())
-        return [*found, *self._distributed(), *self._casts.sources(vars(self._root()))]
+        return [*found, *self._wrappers(), *self._casts.sources(vars(self._root()))]
 
     def merged_weights(self) -> list[list[Tensor]]:
         """The weights of the model that a fused module reads as one tensor, for each such module; see ``merge``."""
@@ -251,18 +266,23 @@ class Program:
         if (kept := self._kept) is not None:
             return dict(kept) if is_captured(kept.device) else kept
         tensors = self._tensors()
-        # A write to a distributed parameter leaves no trace in its shard.
-        distributed = self._distributed() if self._shards else []
+        # A write to a wrapper leaves no trace in its inner tensors.
+        wrappers = self._wrappers() if self._inner else []
+        # Classes of wrappers may handle each read of a property in Python.
+        with torch._C.DisableTorchFunctionSubclass() if wrappers else nullcontext():
+            return self._values_of([*wrappers, *tensors], len(wrappers) + self._sources, tensors)
+
+    def _values_of(self, sources: Sequence[Any], versioned: int, tensors: Sequence[Any]) -> dict[Any, Plans]:
         return self._derived.values(
-            [*distributed, *tensors] if distributed else tensors,
-            versioned=len(distributed) + self._sources,
+            sources,
+            versioned=versioned,
             fingerprinted=self._are_contents_recorded,
             # A number that was assigned to an attribute has no device, and a sparse tensor no address.
             admit=lambda _: self._require_kinds(tensors),
         )
 
-    def _distributed(self) -> list[Tensor]:
-        """The distributed parameters whose shards the program reads."""
+    def _wrappers(self) -> list[Tensor]:
+        """The wrappers of the inner tensors that the program reads."""
         return gather(self._places()[3], vars(self._root()))
 
     def _tensors(self) -> list[Tensor | None]:
@@ -270,8 +290,8 @@ class Program:
         root = vars(self._root())
         read, _, synced, _ = self._places()
         try:
-            if self._shards:
-                self._take_shards()
+            if self._inner:
+                self._take_inner_tensors()
             if self._cast_kinds:
                 self._casts.refresh(root, self._are_contents_recorded, self._require_same_casts)
             for tensor, (_, (store, attribute)) in zip(gather(synced, root), self._synced):
@@ -283,25 +303,44 @@ class Program:
                 "convert it again"
             ) from None
 
-    def _take_shards(self) -> None:
-        for tensor, (_, (store, attribute)) in zip(self._distributed(), self._shards):
-            store[attribute] = shard_of(tensor)
-            if store[attribute] is None:
-                raise UnfitTensors("a distributed parameter was replaced after the conversion; convert it again")
+    def _take_inner_tensors(self) -> None:
+        wrappers = self._wrappers()
+        if self._metadata is None or self._metadata.first_change() is not None:
+            self._require_same_wrapping()
+            self._metadata = Watch(_entries_of_metadata(wrappers))
+        try:
+            for index, (store, attribute), read in self._inner:
+                store[attribute] = read(wrappers[index])
+        except AttributeError:
+            self._require_same_wrapping()
+            raise
+
+    def _wrapped_kinds(self) -> list[Any]:
+        """What the program relies on in each wrapper; the shard of a distributed parameter is independent of it."""
+        wrappers = self._wrappers() if self._outer else []
+        return [type(each) if sharded else wrapping(each) for each, sharded in zip(wrappers, self._is_sharded)]
+
+    def _require_same_wrapping(self) -> None:
+        if self._wrapped_kinds() != self._wrappings:
+            self._derived.clear()  # so that the next run checks again
+            self._metadata = None
+            raise UnfitTensors(
+                "a distributed or quantized weight was replaced by one of another kind after the conversion; "
+                "convert it again"
+            )
 
     def _places(self) -> tuple[tuple[Any, ...], ...]:
         """The places of all tensors that are read, tensors that the code reads, tensors that are copied over, and
-        distributed parameters."""
+        wrappers."""
         if self._flat is None:
-            sources = ([source for source, _ in pairs] for pairs in (self._synced, self._shards))
-            found = (self._read, self._weights, *sources)
+            found = (self._read, self._weights, [source for source, _ in self._synced], self._outer)
             self._flat = tuple(map(flat_places, found))
         return self._flat
 
     def __getstate__(self) -> dict[str, Any]:
         # The deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
         thawed: dict[str, Any] = {"_kept": None, "_kept_weights": []}
-        return {**self.__dict__, "_flat": None, "_way": None, "_latest": None, **thawed}
+        return {**self.__dict__, "_flat": None, "_way": None, "_metadata": None, "_latest": None, **thawed}
 
     def _require_same_casts(self, tensors: Sequence[Any]) -> None:
         if [self._kind(tensor) for tensor in tensors] != self._cast_kinds:
@@ -310,6 +349,8 @@ class Program:
             )
 
     def _require_kinds(self, tensors: Sequence[Any]) -> None:
+        self._require_same_wrapping()
+        self._metadata = None  # a wrapper may have been replaced
         for (_, name), tensor, known in zip(self._read, tensors, self._kinds):
             kind = self._kind(tensor)
             if kind == known:
@@ -354,6 +395,13 @@ def _way_to(stores: list[Any], root: nn.Module) -> Iterator[Entry]:
             yield ROOT if parent is root else parent, "_modules", parent._modules
             yield parent._modules, name, parent._modules[name]
             parent = parent._modules[name]  # type: ignore[assignment]  # it is on the path to a module
+
+
+def _entries_of_metadata(wrappers: Iterable[Tensor]) -> Iterator[Entry]:
+    """Entries for the attributes of wrappers, except tensors: each call reads the inner tensors again."""
+    for wrapper in wrappers:
+        yield wrapper, SIZE, len(vars(wrapper))
+        yield from ((wrapper, name, value) for name, value in vars(wrapper).items() if not isinstance(value, Tensor))
 
 
 def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...process import shard_of
 from .fingerprint import fingerprints
@@ -109,7 +110,7 @@ class Derived:
         if is_captured(values.device):
             return {}
         self._versioned = versioned = len(known) if versioned is None else versioned
-        storages = [tensor.detach() for tensor in known if tensor is not None]
+        storages = [_holding_storage(tensor) for tensor in known if tensor is not None]
         self._unversioned = any(t is not None and t.is_inference() for t in known[:versioned])
         noted = fingerprinted or self._unversioned
         self._fingerprints = fingerprints(known[:versioned]) if noted else None
@@ -133,6 +134,13 @@ class Derived:
 
     def __reduce__(self):
         return Derived, ()
+
+
+def _holding_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that keeps the storage of ``tensor`` alive. A wrapper has none, and its class may not support a detach
+    under inference mode."""
+    is_wrapper = is_traceable_wrapper_subclass(tensor) and shard_of(tensor) is None
+    return tensor if is_wrapper else tensor.detach()
 
 
 def _holds(sources: Sequence[torch.Tensor | None], state: Any) -> bool:

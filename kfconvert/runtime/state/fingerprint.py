@@ -27,7 +27,7 @@ def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
     On the CPU, a hash of the bytes (csrc/fingerprint.h). Elsewhere, the sum of the elements' bits, each multiplied by a
     different odd number: a change of one element always changes that sum. All sums of a device are fetched at once.
     """
-    found: list[Any] = [0 if tensor is None else _fingerprint(tensor.detach()) for tensor in tensors]
+    found: list[Any] = [0 if tensor is None else _fingerprint(tensor) for tensor in tensors]
     by_device: dict[torch.device, list[int]] = {}
     for index, item in enumerate(found):
         if isinstance(item, Tensor):
@@ -49,6 +49,7 @@ def _fingerprint(tensor: Tensor) -> int | Tensor:
         tensor = shard
     elif is_traceable_wrapper_subclass(tensor):
         return 0
+    tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():

@@ -1,0 +1,106 @@
+"""Linear layers with quantized weights: ``y = x (q * scale)^T`` with int8 or float8 numbers q."""
+
+import torch
+import torch.nn.functional as F
+
+from ..ops.fused.quantized_linear import NUMBERS, quantized_linear, takes_few_rows
+from .base import FusedModule, Plan, held
+from .linear import has_triton
+
+# ATen's CPU kernel takes bfloat16 at memory bandwidth. ms on one core, 1024 to 2816 features, at 1, 16 and 64 rows:
+# 0.15, 1.2, 4.8; with a cast of the weight in each call: 0.60, 0.98, 2.2. In float32 and float16 it is always slower.
+_PACKED_MOST_ROWS = 8
+
+
+class FusedQuantizedLinear(FusedModule):
+    """``y = x (q * scale)^T``, a linear layer with a quantized weight (weights only), as torchao computes it.
+
+    x: (..., in_features), a float dtype; q: (out_features, in_features), int8 or float8_e4m3fn; scale: one number for
+    each row of q; y: (..., out_features). The state dict has the keys "weight" (q) and "scale".
+
+    ``scales_weight``: whether the composition scales the weight (float8 of torchao), or the product (int8).
+    Strategies: "triton" (CUDA, float16 and bfloat16, up to 16 rows: one kernel, which reads q once), "int8pack" (CPU,
+    bfloat16 and int8, a few rows: ATen's kernel), "product" (only with ``scales_weight``, not for float16, which may
+    overflow: scales the product), and "composition", which casts the whole weight in each call. All read the live
+    tensors. If a gradient is needed, under autocast and under ``torch.compile``, the composition runs.
+    """
+
+    live_strategies = (*FusedModule.live_strategies, "triton", "int8pack", "product")
+    is_chosen_for_steps = True
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, *_, **__):
+        raise TypeError("create a FusedQuantizedLinear from tensors: FusedQuantizedLinear.from_tensors(weight, scale)")
+
+    @classmethod
+    def from_tensors(
+        cls, weight: torch.Tensor, scale: torch.Tensor, scales_weight: bool = False
+    ) -> "FusedQuantizedLinear":
+        """Creates a module that shares ``weight`` (out, in), int8 or float8_e4m3fn, and ``scale``, (out,) or (out, 1).
+
+        Parameters stay parameters, and plain tensors become buffers. Raises TypeError for another dtype, ValueError for
+        shapes that do not match.
+        """
+        if weight.dtype not in NUMBERS:
+            raise TypeError(f"weight has dtype {weight.dtype}, expected int8 or float8_e4m3fn")
+        if weight.dim() != 2 or scale.shape not in ((weight.shape[0],), (weight.shape[0], 1)):
+            raise ValueError(f"scale of shape {tuple(scale.shape)} does not fit weight of shape {tuple(weight.shape)}")
+        module = cls.__new__(cls)
+        FusedModule.__init__(module)
+        module._set_tensors(weight=weight, scale=scale)
+        module.scales_weight = scales_weight
+        return module
+
+    @classmethod
+    def examples(cls):
+        weight = torch.randint(-127, 128, (6, 8), dtype=torch.int8)
+        for scales_weight in (False, True):
+            yield (
+                cls.from_tensors(weight.clone(), torch.nn.Parameter(torch.rand(6, 1) / 64), scales_weight),
+                (torch.randn(5, 8),),
+            )
+
+    def strategies(self, x: torch.Tensor) -> list[str]:
+        weight = held(self, "weight")
+        few = 0 < x.numel() <= _PACKED_MOST_ROWS * weight.shape[1]
+        packed = weight.dtype == torch.int8 and weight.is_contiguous() and x.dtype == torch.bfloat16
+        offered = {
+            "triton": takes_few_rows(x, weight) and has_triton(x.device),
+            "int8pack": few and packed and not x.is_cuda,
+            "product": self.scales_weight and x.dtype != torch.float16,
+            "composition": True,
+        }
+        return [name for name, is_offered in offered.items() if is_offered]
+
+    def plan(self, x: torch.Tensor) -> Plan:
+        strategy = self.choose(x)
+        return self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
+
+    def _triton(self, x: torch.Tensor) -> torch.Tensor:
+        weight = held(self, "weight")
+        # A plan meets any number of rows.
+        return quantized_linear(x, weight, held(self, "scale")) if takes_few_rows(x, weight) else self.reference(x)
+
+    def _int8pack(self, x: torch.Tensor) -> torch.Tensor:
+        weight, scale = held(self, "weight"), held(self, "scale")
+        if x.numel() > _PACKED_MOST_ROWS * weight.shape[1]:
+            return self.reference(x)
+        rows = x.reshape(-1, weight.shape[1]).contiguous()
+        y = torch.ops.aten._weight_int8pack_mm.default(rows, weight, scale.to(x.dtype).flatten())
+        return y.view(*x.shape[:-1], weight.shape[0])
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, held(self, "weight").to(x.dtype)) * held(self, "scale").to(x.dtype).flatten()
+
+    def reference(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.scales_weight:
+            return F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype).flatten()
+        scale = self.scale.reshape(-1, 1)
+        return F.linear(x, (self.weight.to(scale.dtype) * scale).to(x.dtype))
+
+    def extra_repr(self) -> str:
+        out_features, in_features = self.weight.shape
+        sizes = f"in_features={in_features}, out_features={out_features}, numbers={self.weight.dtype}"
+        strategy = f", strategy={self.strategy!r}" if self.strategy is not None else ""
+        return f"{sizes}, scales_weight={self.scales_weight}{strategy}"
