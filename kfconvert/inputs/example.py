@@ -309,7 +309,7 @@ def _call_for_shape(model: nn.Module, shape: tuple[int, ...]) -> ExampleCall:
         return ExampleCall((), {"input_ids": _random_ids(model, shape, generator), **decoded})
     if _first_leaf_is_embedding(model):
         return ExampleCall((_random_ids(model, shape, generator),))
-    call = ExampleCall((torch.randn(shape, generator=generator),))
+    call = ExampleCall((torch.randn(shape, generator=generator, device="cpu"),))
     if _has_decoder(model):
         call.kwargs["decoder_input_ids"] = _random_ids(model, (shape[0], 2), generator)
     return call
@@ -331,7 +331,7 @@ def _random_ids(model: nn.Module, shape: tuple[int, ...], generator: torch.Gener
         sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
         vocabulary = sizes[0] if sizes else 2
     # Ids 0 and 1 are padding in common vocabularies, and some models treat padding differently.
-    return torch.randint(min(2, vocabulary - 1), vocabulary, shape, generator=generator)
+    return torch.randint(min(2, vocabulary - 1), vocabulary, shape, generator=generator, device="cpu")
 
 
 def _first_leaf_is_embedding(model: nn.Module) -> bool:

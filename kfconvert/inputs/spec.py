@@ -93,11 +93,11 @@ class _Builder(Reader):
         else:
             dtype, shape = self.made({"torch": spec["dtype"]}), spec["shape"]
             if _inexact(dtype):
-                tensor = torch.randn(shape, generator=self._generator).to(dtype)
+                tensor = torch.randn(shape, generator=self._generator, device="cpu").to(dtype)
             else:
                 low, high = spec.get("low", 0), spec.get("high", 0)
                 end = min(high, _INT64_MAX - 1) + 1
-                tensor = torch.randint(min(low, end - 1), end, shape, generator=self._generator).to(dtype)
+                tensor = torch.randint(min(low, end - 1), end, shape, generator=self._generator, device="cpu").to(dtype)
             if spec.get("channels_last"):
                 tensor = tensor.to(memory_format=_CHANNELS_LAST[tensor.dim()])
             tensor = tensor.to(self._device)

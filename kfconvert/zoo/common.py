@@ -62,7 +62,7 @@ class Request:
         """Returns standard normal images (or clips), float32 of shape (batch, channels, *size)."""
         import torch
 
-        return torch.randn(self.batch_size, channels, *size, generator=generator())
+        return torch.randn(self.batch_size, channels, *size, generator=generator(), device="cpu")
 
 
 def generator() -> torch.Generator:
@@ -104,13 +104,13 @@ def enliven(model: nn.Module) -> None:
     noise = generator()
     for parameter in model.parameters():
         if parameter.dim() == 1:
-            parameter.data += 0.02 * torch.randn(parameter.shape, generator=noise)
+            parameter.data += 0.02 * torch.randn(parameter.shape, generator=noise, device="cpu")
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             mean, variance = module.running_mean, module.running_var
             if mean is not None and variance is not None:
-                mean.copy_(0.1 * torch.randn(mean.shape, generator=noise))
-                variance.copy_(0.5 + torch.rand(variance.shape, generator=noise))
+                mean.copy_(0.1 * torch.randn(mean.shape, generator=noise, device="cpu"))
+                variance.copy_(0.5 + torch.rand(variance.shape, generator=noise, device="cpu"))
 
 
 _Model = TypeVar("_Model", bound="nn.Module")

@@ -28,12 +28,12 @@ def example_inputs(model: PreTrainedModel, request: Request) -> dict[str, Tensor
     if main == "pixel_values":
         return {"pixel_values": _pixels(model.config, request)}
     if main == "input_values":
-        return {"input_values": torch.randn(request.batch_size, AUDIO_SAMPLES, generator=generator())}
+        return {"input_values": torch.randn(request.batch_size, AUDIO_SAMPLES, generator=generator(), device="cpu")}
     if main == "input_features" and hasattr(model.config, "num_mel_bins"):
         features = (request.batch_size, model.config.num_mel_bins, 2 * model.config.max_source_positions)
         limit = model.config.max_target_positions
         return {
-            "input_features": torch.randn(features, generator=generator()),
+            "input_features": torch.randn(features, generator=generator(), device="cpu"),
             "decoder_input_ids": _ids(model.config, request.batch_size, _length(model, limit, request)),
         }
     if main == "input_ids":
@@ -85,8 +85,8 @@ def _ids(config: Any, batch: int, length: int) -> Tensor:
     """Returns uniform ids of the vocabulary without the padding id; int64 (batch, length)."""
     pad = config.pad_token_id
     if pad is None or not 0 <= pad < config.vocab_size:
-        return torch.randint(config.vocab_size, (batch, length), generator=generator())
-    ids = torch.randint(config.vocab_size - 1, (batch, length), generator=generator())
+        return torch.randint(config.vocab_size, (batch, length), generator=generator(), device="cpu")
+    ids = torch.randint(config.vocab_size - 1, (batch, length), generator=generator(), device="cpu")
     return ids + (ids >= pad)
 
 

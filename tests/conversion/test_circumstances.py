@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 import kfconvert
 from kfconvert import ConversionError, ModelConverter
+from kfconvert.inputs import example_call
 
 pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
 X = torch.randn(4, 16)
@@ -132,3 +133,20 @@ def test_a_default_device_around_a_conversion_is_none_of_these():
     with torch.device("cpu"):
         fused = convert(model)
         assert_same(model, fused)
+
+
+def test_generated_inputs_are_on_the_models_device_whatever_the_default_device():
+    for model, shape in ((nn.Embedding(9, 8), (2, 3)), (Asking(), (2, 8))):
+        with torch.device("meta"):
+            call = example_call(model, shape, None, torch.device("cpu"), None)
+        assert all(tensor.device.type == "cpu" for tensor in call.tensors())
+
+
+@pytest.mark.cuda
+def test_a_default_device_that_is_the_models():
+    ids = torch.arange(6).reshape(2, 3)
+    with torch.device("cuda"):
+        model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.ReLU()).eval()
+        fused = ModelConverter(select="all").convert_model(model, input_shape=(2, 3))
+        torch.testing.assert_close(fused(ids.cuda()), model(ids.cuda()))
+    assert fused.kfconvert_info()["guard"]["hits"]
