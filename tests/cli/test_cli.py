@@ -326,7 +326,7 @@ def test_a_save_that_fails_leaves_nothing_and_loses_no_report(capsys, workplace,
     def cut_short(*args, **kwargs):
         raise failure
 
-    monkeypatch.setattr(saving, "save_file", cut_short)
+    monkeypatch.setattr(saving, "write_tensors", cut_short)
     assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
     out = one_error(capsys, told)
     assert leftovers(workplace) == [] and ("accuracy" in out) == (told != "interrupted")

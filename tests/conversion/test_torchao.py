@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.accuracy import assert_as_accurate
 from torch import nn
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import kfconvert
 from kfconvert import ModelConverter
@@ -67,12 +67,15 @@ def test_a_step_reads_the_weights_once():
     ]
     assert strategies == [{None}, {None}, {"int8pack"}]
 
+    calls = []
+    handle = model.register_forward_pre_hook(
+        lambda _, args, given: calls.append(copy.deepcopy(given)), with_kwargs=True
+    )
+    model.generate(torch.arange(9)[None], max_new_tokens=2, do_sample=False)
+    handle.remove()
+
     def step(model):
-        cache = DynamicCache(config=model.config)
-        for ids in torch.arange(10)[None].split((9, 1), 1):  # as generate() calls it
-            keywords = {"past_key_values": cache, "position_ids": ids.clone(), "logits_to_keep": 1, "use_cache": True}
-            outputs = model(input_ids=ids, **keywords, return_dict=True)
-        return outputs.logits
+        return model(**copy.deepcopy(calls[1])).logits
 
     original, ours, truth = map(step, (model, fused, copy.deepcopy(model).double()))
     assert_as_accurate(ours, original, truth, ulps=(2, 1))
