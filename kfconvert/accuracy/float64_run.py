@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,11 @@ from ..inputs import copy_of, map_tensors, to_each
 from ..process import shard_of
 from ..torch_state import without_autocast
 from ..wrapped_tensors import is_dequantizable
+from .cast_in_calls import bytes_in, cast_in_calls
 from .copying import copied_model, tensors_of
+
+# Models with more bytes of weights in the reference's dtype share them with their copy.
+_LARGE = 2**30
 
 
 @dataclass(frozen=True)
@@ -107,23 +112,45 @@ def _outputs_in(
     method: str | None,
 ) -> Any:
     """The outputs of a copy of `original`, with its floating-point tensors and inputs in `dtype`. If `dequantizes`,
-    plain weights replace the quantized ones."""
+    plain weights replace the quantized ones. The copy of a large model shares its weights, if its code allows that."""
 
     def cast(tensor: Tensor) -> Tensor:
         return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
 
-    replica = _replica(original, dtype, dequantizes)
+    args, kwargs = map_tensors(to_each(cast), (args, kwargs))
+    if not dequantizes and bytes_in(original, dtype) > _LARGE:
+        with suppress(Exception):  # a module may use the weights of another one
+            lean, casting = partial(_sharing_weights, original, dtype), partial(cast_in_calls, dtype=dtype)
+            return _outputs_of(lean, casting, args, kwargs, method)
+    return _outputs_of(partial(_replica, original, dtype, dequantizes), nullcontext, args, kwargs, method)
+
+
+def _outputs_of(
+    make: Callable[[], nn.Module],
+    context: Callable[[nn.Module], AbstractContextManager[Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    method: str | None,
+) -> Any:
+    """The outputs of the model that ``make`` returns, within its ``context``."""
+    replica = make()
     remains = weakref.ref(replica)
     try:
-        args, kwargs = map_tensors(to_each(cast), (args, kwargs))
-        return model_outputs(replica, args, kwargs, method)
+        with context(replica):
+            return model_outputs(replica, args, kwargs, method)
     finally:
-        # The replica may have twice the model's size, so free its memory before candidates run.
+        # The replica may have four times the model's size, so free its memory before candidates run.
         del replica
         if remains() is not None:
             gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+
+def _sharing_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A deep copy of `model` with the same parameters, if these have another dtype than `dtype`."""
+    parameters = (each for each in model.parameters() if type(each) is nn.Parameter and each.is_floating_point())
+    return copied_model(model, {id(each): each for each in parameters if each.dtype != dtype})
 
 
 def _replica(model: nn.Module, dtype: torch.dtype, dequantizes: bool) -> nn.Module:

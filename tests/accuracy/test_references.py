@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kfconvert.accuracy import float64_run
 from kfconvert.accuracy.float64_run import model_outputs, reference_outputs
 from kfconvert.validator import validate_optimization
 
@@ -102,3 +103,59 @@ def test_training_flags_are_restored_after_an_error():
     with pytest.raises(RuntimeError):
         model_outputs(model, (torch.randn(2, 3),), {})
     assert all(module.training for module in model.modules())
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, which scales the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.linear(x) * self.count
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 8), nn.Linear(8, 9, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embedding(x))
+
+
+class OfAnother(Tied):
+    """Reads the weight of a module outside of its call, where it still has the model's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.embedding(x), self.head.weight)
+
+
+IDS = torch.arange(9)[None]
+LARGE = {
+    "plain": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.randn(4, 8), True),
+    "repeated": (lambda: nn.Sequential(*[nn.Linear(8, 8)] * 3), torch.randn(4, 8), True),
+    "counting": (Counting, torch.randn(4, 8), True),
+    "tied": (Tied, IDS, True),
+    "weight of another module": (OfAnother, IDS, False),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_models_share_their_weights_with_the_reference(name, monkeypatch):
+    make, x, shares = LARGE[name]
+    model, made = make().eval().bfloat16(), []
+    before = copy.deepcopy(model.state_dict())
+    x = x.bfloat16() if x.is_floating_point() else x
+    exact = reference_outputs(model, (x,), {}).outputs
+    replica = float64_run._replica
+    monkeypatch.setattr(float64_run, "_LARGE", 0)
+    monkeypatch.setattr(float64_run, "_replica", lambda *args: made.append(args) or replica(*args))
+    reference = reference_outputs(model, (x,), {})
+    assert reference.description == "float64 run of the original" and bool(made) != shares
+    torch.testing.assert_close(reference.outputs, exact, rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
