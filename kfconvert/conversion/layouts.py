@@ -15,6 +15,7 @@ from .captures import Captures
 from .samples import has_layout
 from .selector import Decision, Selector
 from .stages import Stages
+from .steps import merge_weights
 from .workloads import Loads
 
 
@@ -39,16 +40,19 @@ class Layouts:
             self._decide_others(part)
             if self._selector.timed and (part.method or self._captures.example is None):
                 self._reject_slow(part)
-        for form in self._captures.others:
-            # For a step of one token, the strategies of a prompt may be slow. A step on a static cache is always
-            # replayed, never launched.
-            if self._selector.timed and form.region.call.form.caches and not form.region.takes_static_cache:
-                if form.applied:
-                    original, converted = _calls(form, form.leaves)
-                    with self._installed(form, [converted]):
-                        slower = self._selector.slower_beyond_doubt(original, converted)
-                    for site in form.applied if slower else ():
-                        site.reject(f"calls from generate() are slower as a whole: {slower}")
+        # For a step of one token, the strategies of a prompt may be slow. A step on a static cache is always replayed,
+        # never launched.
+        steps = [form for form in self._captures.others if form.region.call.form.caches and form.applied]
+        steps = [form for form in steps if self._selector.timed and not form.region.takes_static_cache]
+        if steps:  # their programs would copy weights that they read as one tensor
+            forms = self._captures.forms
+            merge_weights(forms[0].module, {"": [form.variant(form.applied) for form in forms]})
+        for form in steps:
+            original, converted = _calls(form, form.leaves)
+            with self._installed(form, [converted]):
+                slower = self._selector.slower_beyond_doubt(original, converted)
+            for site in form.applied if slower else ():
+                site.reject(f"calls from generate() are slower as a whole: {slower}")
 
     def leave_channels_last(self) -> None:
         """Decide all sites again, for contiguous images."""

@@ -38,7 +38,7 @@ def drop_for_memory(prepared: Prepared, captures: Captures, limit: float) -> boo
     left, dropped = allowed_bytes(prepared.model, limit), False
     every = [(captured, captured.variant(captured.applied)) for captured in captures.every()]
     # As in the delivered model: weights that are contiguous in memory are not copied.
-    prepared.moved += merge_weights(prepared.model, {"": [variant for _, variant in every]})
+    merge_weights(prepared.model, {"": [variant for _, variant in every]})
     for captured, variant in every:
         kept = _kept(variant.program, captured, prepared.device)
         total = sum(size for _, size in kept)

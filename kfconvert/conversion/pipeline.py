@@ -28,7 +28,7 @@ from .serving import replace_served
 from .sites import match
 from .stages import Progress, Stages
 from .statistics import ConversionStats
-from .steps import calls_between_checks, hand_over, programs, replace
+from .steps import calls_between_checks, hand_over, merge_weights, programs, replace
 from .time_shares import shares_of_time
 from .timing import reject_slower_methods, time, without_gain
 from .validation import revert, validate
@@ -81,6 +81,7 @@ def _stats_of_converted(
         layouts = Layouts(captures, selector, Loads(prepared, captures))
         layouts.select(stages)
         variants = programs(captures, stages, replayed)
+        merge_weights(prepared.model, variants)
         verdict = validate(prepared, captures, layouts, threshold, stages)
         bound = config.max_extra_memory
         while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):

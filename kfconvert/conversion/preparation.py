@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..accuracy import copied_model, model_outputs
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
@@ -38,8 +38,7 @@ class Prepared:
     maps a module that no graph may replace to the reason, see ``state_trials``. ``own_state`` restores the state that
     calls of a conversion change. ``seconds`` is the processor
     time of one forward. ``methods`` are the example calls of other methods, with outputs, and ``tuned`` the
-    calls to tune for, with weights. ``as_given`` restores a model that is converted in place. ``moved`` is the previous
-    memory of parameters, which calls in other threads may still read."""
+    calls to tune for, with weights. ``as_given`` restores a model that is converted in place."""
 
     model: nn.Module
     device: torch.device
@@ -51,7 +50,6 @@ class Prepared:
     as_given: AsGiven | None
     seconds: float
     methods: list[tuple[ExampleCall, Any]] = field(default_factory=list)
-    moved: list[Tensor] = field(default_factory=list)
     original: nn.Module | None = None
 
     def keep_original(self) -> None:

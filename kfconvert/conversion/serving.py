@@ -8,7 +8,7 @@ from .captures import Captures
 from .preparation import Prepared
 from .result import Served
 from .stages import Stages
-from .steps import merge_weights, programs, replace
+from .steps import programs, replace
 
 
 def replace_served(
@@ -22,7 +22,6 @@ def replace_served(
     """Replace forwards by the programs. Programs that serve no example call are skipped, and their sites rejected.
     ``graphs`` and ``unfused`` as in ``replace`` and ``programs``."""
     ledger = replace(prepared.model, variants, graphs)
-    prepared.moved += merge_weights(prepared.model, variants)
     served = serve(prepared, ledger)
     if _reject_unserved(captures, served):
         ledger = replace(prepared.model, programs(captures, stages, unfused), graphs)

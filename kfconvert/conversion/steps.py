@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import warnings
 from typing import Any
 
@@ -22,6 +23,8 @@ from .statistics import ConversionStats, conversion_stats
 # The number of calls between checks for untraceable writes to weights. On CUDA, each check reads all weights, and the
 # host waits for it.
 CHECK_WEIGHTS = {"cpu": 100}
+# The share of the weights whose previous memory is kept for ``_GRACE`` seconds, see ``_release``.
+_MOST_KEPT, _GRACE = 0.05, 0.01
 
 
 def programs(captures: Captures, stages: Stages, unfused: bool) -> dict[str, list[Variant]]:
@@ -50,20 +53,32 @@ def replace(model: nn.Module, variants: dict[str, list[Variant]], graphs: CudaGr
     return ledger
 
 
-def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[Tensor]:
+def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> None:
     """If the programs of ``model`` read several parameters as one tensor, make these contiguous in memory, so that no
-    program keeps a copy. A parameter is in one such tensor; any further tensor gets a copy of it. Returns the previous
-    memory of the parameters, see ``runtime.merge``."""
-    parameters, moved, before = set(map(id, model.parameters())), set[int](), list[Tensor]()
+    program keeps a copy. A parameter is in one such tensor; any further tensor gets a copy of it."""
+    parameters, moved, before = {id(each): each for each in model.parameters()}, set[int](), list[Tensor]()
+    most = sum(each.nbytes for each in parameters.values()) * _MOST_KEPT
     programs = [variant.program for found in variants.values() for variant in found]
     for program in programs:
         program.clear()  # frees its references to the weights
     for weights in (weights for program in programs for weights in program.merged_weights()):
         ids = set(map(id, weights))
-        if ids <= parameters and ids.isdisjoint(moved) and (old := merge(weights)) is not None:
+        if ids <= parameters.keys() and ids.isdisjoint(moved) and (old := merge(weights)) is not None:
             moved |= ids
             before += old
-    return before
+            if sum(each.nbytes for each in before) > most:
+                _release(before)
+    _release(before)
+
+
+def _release(before: list[Tensor]) -> None:
+    """Frees the previous memory of weights. A call in another thread may have read their addresses, and launches its
+    kernel at once."""
+    if before:
+        time.sleep(_GRACE)
+        for device in {each.device for each in before if each.is_cuda}:
+            torch.cuda.synchronize(device)
+        before.clear()
 
 
 def calls_between_checks(wanted: int | None, device: torch.device) -> int:

@@ -45,10 +45,13 @@ _OTHER_MODES = {
 # The modules of methods that transformers' loop calls, and packages that may decorate them.
 _LOOPS = "transformers.generation.utils"
 _DECORATE = ("torch.", "transformers.", "contextlib")
+# The models of transformers with a ``generate`` that calls the mixin's, with the same further arguments.
+_CALL_MIXIN = frozenset(("whisper",))
 # The models of transformers with a ``prepare_inputs_for_generation`` that makes other arguments only for prompts and
-# for transformers' static cache, or arguments that are equal in all steps. Those of Phi 3 differ beyond a length.
+# for transformers' static cache, or arguments that are equal in all steps. Those of Phi 3 differ beyond a length, and
+# those of Whisper with a mask of the decoder.
 _SAME_STEPS = frozenset(
-    "bamba bloom falcon_h1 falcon_mamba gemma3 mamba mamba2 nemotron_h phi3 phimoe zamba zamba2".split()
+    "bamba bloom falcon_h1 falcon_mamba gemma3 mamba mamba2 nemotron_h phi3 phimoe whisper zamba zamba2".split()
 )
 
 
@@ -211,6 +214,8 @@ class Generate(OfConversion):
         first = getattr(model.config, "original_max_position_embeddings", None)
         if first is not None and asked.max_length > first:
             raise NotServed(f"the model computes other angles beyond {first} tokens")
+        if model.config.model_type == "whisper" and model_kwargs.get("decoder_attention_mask") is not None:
+            raise NotServed("the positions of its tokens depend on a mask")
         source = capacity_for(source_of(model_kwargs))
         session = self._session(model, batch, min(asked.max_length, length + FIRST_ROOM), source)
         self._ready(model, session)
@@ -377,8 +382,9 @@ def _is_of_transformers(kind: type, name: str) -> bool:
     if code is None:
         return False
     package = found.__globals__["__name__"].split(".")
-    if name == "prepare_inputs_for_generation" and package[:2] == ["transformers", "models"]:
-        return package[2] in _SAME_STEPS
+    known = {"prepare_inputs_for_generation": _SAME_STEPS, "generate": _CALL_MIXIN}
+    if name in known and package[:2] == ["transformers", "models"]:
+        return package[2] in known[name]
     return code.co_filename == importlib.import_module(_LOOPS).__file__
 
 

@@ -21,6 +21,7 @@ _PENALTY, _MIN_LENGTH, _MIN_NEW = (
     "MinLengthLogitsProcessor",
     "MinNewTokensLengthLogitsProcessor",
 )
+_SUPPRESS, _SUPPRESS_FIRST = "SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"
 _CRITERIA = frozenset(("MaxLengthCriteria", "EosTokenCriteria"))
 # The names of the cache, and all arguments of the model.
 CACHES = ("past_key_values", "cache_params")
@@ -58,18 +59,15 @@ class Request:
     def key(self) -> Hashable:
         return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
 
-    def endings(self, words: int, device: torch.device) -> dict[int, Tensor]:
-        """Returns a boolean mask [words] of the words that each processor of a minimum length forbids before ``least``,
-        by index of the processor."""
+    def forbidden(self, words: int, device: torch.device) -> dict[int, Tensor]:
+        """Returns a boolean mask [words] of the words that a processor forbids, always or up to a length, by index of
+        the processor."""
         every = torch.arange(words, device=device)
-        return {
-            index: torch.isin(every, processor.eos_token_id.to(device))
-            for index, processor in enumerate(self.processors)
-            if _holds_back(processor)
-        }
+        tokens = ((index, _forbids(processor)) for index, processor in enumerate(self.processors))
+        return {index: torch.isin(every, each.to(device)) for index, each in tokens if each is not None}
 
     def scores(
-        self, sequences: Tensor, length: Tensor, least: Tensor, logits: Tensor, endings: dict[int, Tensor]
+        self, sequences: Tensor, length: Tensor, least: Tensor, logits: Tensor, forbidden: dict[int, Tensor]
     ) -> Tensor:
         """Applies the processors to the scores.
 
@@ -77,6 +75,7 @@ class Request:
             sequences: int64 of shape [batch, width]: the tokens of each row, padded with its first token.
             length: int64 of shape [1], number of tokens in a row.
             least: int64 of shape [1], minimum length of a row.
+            forbidden: the result of ``forbidden``.
             logits: shape [batch, words], any floating-point dtype. The scores are float32, as in transformers, or of a
                 half type if no processor changes them, which is equivalent.
         """
@@ -85,8 +84,13 @@ class Request:
             return logits if logits.stride(-1) == 1 else logits.contiguous()
         scores = logits.to(torch.float32, copy=True)
         for index, processor in enumerate(self.processors):
-            if index in endings:
-                scores = torch.where(endings[index] & (length < least), -torch.inf, scores)
+            if index in forbidden:
+                mask = forbidden[index]
+                if _holds_back(processor):
+                    mask = mask & (length < least)
+                elif type(processor).__name__ == _SUPPRESS_FIRST:
+                    mask = mask & (length == processor.begin_index)
+                scores = torch.where(mask, -torch.inf, scores)
             else:
                 scores = processor(sequences, scores)
         return scores
@@ -185,12 +189,19 @@ def _is_known(processor: Any) -> bool:
     if name == _PENALTY:
         others = ("prompt_ignore_length", "logits_indices", "cu_seq_lens_q")
         return all(getattr(processor, each, None) is None for each in others)
-    return name in _AS_THEY_ARE or _holds_back(processor)
+    return name in _AS_THEY_ARE or _forbids(processor) is not None
 
 
 def _holds_back(processor: Any) -> bool:
     """Whether ``processor`` only forbids some words until a row has a minimum length."""
     return type(processor).__name__ in (_MIN_LENGTH, _MIN_NEW)
+
+
+def _forbids(processor: Any) -> Tensor | None:
+    """The tokens that ``processor`` forbids, if it does nothing else."""
+    name = type(processor).__name__
+    held = {_SUPPRESS: "suppress_tokens", _SUPPRESS_FIRST: "begin_suppress_tokens"}
+    return getattr(processor, "eos_token_id" if _holds_back(processor) else held.get(name, ""), None)
 
 
 def _least(processor: Any) -> int:

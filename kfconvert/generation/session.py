@@ -36,7 +36,7 @@ class Names(NamedTuple):
 class _Fixed(NamedTuple):
     """Values that are constant in all steps of a request, and are computed outside of recordings."""
 
-    endings: dict[int, Tensor]
+    forbidden: dict[int, Tensor]
     ends: Tensor | None
 
 
@@ -191,7 +191,7 @@ class Session:
             if len(self._known) >= MOST_RECORDINGS:
                 self._known.clear()
             ends = torch.tensor(asked.ends, device=device) if asked.ends else None
-            self._known[key] = _Fixed(asked.endings(words, device), ends)
+            self._known[key] = _Fixed(asked.forbidden(words, device), ends)
         return self._known[key]
 
     def run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
@@ -206,7 +206,7 @@ class Session:
 
     def _take(self, asked: Request, fixed: _Fixed, logits: Tensor) -> None:
         """Selects a token of each row by the ``logits`` [batch, words] of its last token, and sets the next input."""
-        scores = asked.scores(self.sequences, self.length, self.least, logits, fixed.endings)
+        scores = asked.scores(self.sequences, self.length, self.least, logits, fixed.forbidden)
         if asked.do_sample and self._noise is not None:
             scores = asked.drawn(scores, self._noise)
             # Either all or no probabilities of a row are NaN.

@@ -13,6 +13,7 @@ from safetensors.torch import save_file, save_model
 from support import small_models
 from support.state_changes import assert_close
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import kfconvert
 from kfconvert.conversion.timing import Timings
@@ -271,6 +272,20 @@ STATE_CHANGES = {
     "a tied one": (_given("up", lambda m: m.gate.weight), 1),
     "swap_tensors": (_swapped, 1),
 }
+
+
+def test_a_conversion_in_place_frees_the_previous_memory():
+    model = projections()
+    before = [StorageWeakRef(weight.untyped_storage()) for group in groups(model) for weight in group]
+    freed = []
+
+    def progress(stage, done, total):
+        if stage == "memory":
+            freed.append(all(each.expired() for each in before))
+
+    converter = kfconvert.ModelConverter(select="all", validate_accuracy=False)
+    converter.convert_model(model, example_inputs=x(), inplace=True, progress=progress)
+    assert merged(model) == 2 and freed and all(freed)
 
 
 @pytest.fixture(scope="module")

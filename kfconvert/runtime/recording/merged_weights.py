@@ -80,8 +80,8 @@ def _is_block(weight: Tensor, block: Tensor) -> bool:
 def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
     """Make the ``weights`` (rows, columns) blocks of rows of one tensor.
 
-    Returns their previous tensors, an empty list where they are stacked already. The caller keeps these until no call
-    that began earlier, in another thread, can still read them. Returns None and changes nothing where a weight is no
+    Returns their previous tensors, an empty list where they are stacked already. The caller keeps these until no kernel
+    that a call in another thread launches can still read them. Returns None and changes nothing where a weight is no
     plain parameter, shares its memory (with a tensor, an array, a file or another process), or would be unaligned. The
     same holds where memory is insufficient.
     """
