@@ -175,9 +175,10 @@ def _described(call: ExampleCall) -> str:
 
 def _kind(tensor: Tensor) -> str:
     """Describes ``tensor`` without its values, except for equal ones: for a model with weights of 0, or for inputs of
-    0, trial runs of other calls may agree by chance."""
+    0, trial runs of other calls may agree by chance. Token ids count as different, as they may depend on weights."""
     kind = f"{class_name(type(tensor))} {tensor.dtype} {tensor.shape} {tensor.device} {tensor.requires_grad}"
     if not is_dense(tensor) or tensor.is_meta:
         raise Unstorable(f"it has a tensor of the kind {kind}")
     values = set(tensor.detach()[(slice(_FEW),) * tensor.dim()].flatten().tolist())
-    return f"{kind} {tensor.stride()} {values if len(values) == 1 else ''}"
+    equal = len(values) == 1 and (tensor.is_floating_point() or values <= {0, 1})
+    return f"{kind} {tensor.stride()} {values if equal else ''}"

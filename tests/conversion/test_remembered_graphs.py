@@ -109,6 +109,9 @@ def test_models_generate_the_same_tokens(folder, traces, make):
     assert torch.equal(tokens[0], tokens[1]) and torch.equal(tokens[0], tokens[2])
     guards = [model.kfconvert_info()["guard"] for model in models]
     assert guards[0] == guards[1] and guards[0]["hits"] > 0
+    torch.manual_seed(1)  # with other weights, and so other tokens
+    assert converted(make(), inputs).kfconvert_info()["remembered_graphs"] == second["remembered_graphs"]
+    assert not traces
 
 
 def test_in_another_process_nothing_is_traced_either(folder):
