@@ -12,7 +12,7 @@ class SettingError(ValueError):
 
 
 def cache_folder() -> Path | None:
-    """Returns the folder of timings shared by processes: KFCONVERT_CACHE, or None if it is "off".
+    """Returns the folder of timings and graphs shared by processes: KFCONVERT_CACHE, or None if it is "off".
 
     If it is unset or empty, this is ``kfconvert`` in XDG_CACHE_HOME, or in ``~/.cache`` if that names no folder.
     """

@@ -7,22 +7,26 @@ program checks the same state in both cases: it depends only on the reads of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..capture import Capture, recaptured, unfit_tensor
+from ..capture import (
+    Capture,
+    Places,
+    evidence_of_regions,
+    named_classes,
+    rebuilt_region,
+    recaptured,
+    stored_region,
+)
 from ..conversion import first_line
-from ..inputs import CallForm, ClassName, Unstorable, build, class_name
-from ..region import Region, made_region, stored_graph
-from ..runtime import NoEvidence, configurations, evidence_of, guarded_forward
+from ..inputs import Unstorable
+from ..region import Region
+from ..runtime import NoEvidence, guarded_forward
 
 _LOG = logging.getLogger(__name__)
-
-# A region and the paths of the modules that it was captured for.
-Places = tuple[Region, list[str]]
 
 
 def stored_graphs(
@@ -42,15 +46,15 @@ def stored_graphs(
     # A call built from the record has other values of these properties.
     if any(region.has_fixed_layouts for region, _ in every) or not _is_as_converted(model):
         return None
-    classes = _classes(model)
-    stored = {id(region): _stored(model, torch.device(device), region, paths, classes) for region, paths in every}
+    classes = named_classes(model)
+    stored = {id(region): stored_region(model, torch.device(device), region, paths, classes) for region, paths in every}
     steps = [stored[id(region)] for region in generation]
     if None in steps:  # load then traces all of them
         steps = []
         stored.update((id(region), None) for region in generation)
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
     try:
-        evidence = _evidence(model, usable)
+        evidence = evidence_of_regions(model, usable)
     except NoEvidence as reason:
         _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
         return None
@@ -65,59 +69,10 @@ def stored_graphs(
     }
 
 
-def _stored(
-    model: nn.Module, device: torch.device, region: Region, paths: list[str], classes: dict[ClassName, type]
-) -> dict[str, Any] | None:
-    """Returns the stored form of ``region``. None if ``load`` could not rebuild it, or a tensor of one of its modules
-    has changed in kind."""
-    graph = stored_graph(region)
-    if graph is None:
-        return None
-    stored = {"graph": graph, "example": region.example, "modules": paths}
-    try:
-        arguments, again = _region(model, device, stored, classes)
-        leaves = again.call.leaves((), arguments)
-        same = leaves is not None and again.guard.refusal(leaves) is None
-        same = same and all(unfit_tensor(model.get_submodule(path), again) is None for path in paths)
-    except Exception as reason:  # on any error, load traces again
-        _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
-        return None
-    alike = (again.guard, again.reads, again.outputs) == (region.guard, region.reads, region.outputs)
-    return stored if same and alike else None
-
-
-def _region(
-    model: nn.Module, device: torch.device, stored: dict[str, Any], classes: dict[ClassName, type]
-) -> tuple[dict[str, Any], Region]:
-    """Returns the arguments and the region of the first module of a stored graph."""
-    arguments = build(stored["example"], device)
-    form = CallForm(model.get_submodule(stored["modules"][0]).forward, (), arguments)
-    return arguments, made_region(stored["graph"], form, stored["example"], classes)
-
-
-def _evidence(model: nn.Module, places: Iterable[Places]) -> str:
-    """Returns the digest of everything that traces of these regions depend on. Raises NoEvidence."""
-    reads = frozenset(read for region, _ in places for read in region.reads)
-    slots = {
-        (".".join(filter(None, (path, inner))), name)
-        for region, paths in places
-        for path in paths
-        for inner, name in region.slots.values()
-    }
-    return evidence_of(model, reads, slots)
-
-
 def _is_as_converted(model: nn.Module) -> bool:
     """Whether everything that the graphs depend on is unchanged since the trace."""
     guarded = [each for each in map(guarded_forward, model.modules()) if each is not None]
     return all(each.state is None or each.state.change() is None for each in guarded)
-
-
-def _classes(model: nn.Module) -> dict[ClassName, type]:
-    """Returns the classes whose attributes may have been read, by name; ambiguous names are omitted."""
-    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *configurations(model)))
-    names = [class_name(kind) for kind in kinds]
-    return {name: kind for name, kind in zip(names, kinds) if names.count(name) == 1}
 
 
 class Graphs:
@@ -149,19 +104,19 @@ class Graphs:
     def _make(self, model: nn.Module, device: torch.device, stored: dict[str, Any]) -> None:
         if str(device) != stored["device"]:
             raise Unstorable(f"they are for {stored['device']}, and the model is on {device}")
-        classes, places = _classes(model), list[Places]()
+        classes, places = named_classes(model), list[Places]()
 
         def made(each: dict[str, Any] | None) -> Any:
             if each is None:
                 return None
-            arguments, region = _region(model, device, each, classes)
+            arguments, region = rebuilt_region(model, device, each, classes)
             places.append((region, each["modules"]))
             path, leaves = each["modules"][0], region.call.leaves((), arguments)
             return arguments, recaptured(model.get_submodule(path), path, region, leaves)
 
         calls, parts = list(map(made, stored["calls"])), list(map(made, stored["parts"]))
         generation = None if stored["generation"] is None else list(map(made, stored["generation"]))
-        if _evidence(model, places) != stored["evidence"]:
+        if evidence_of_regions(model, places) != stored["evidence"]:
             raise Unstorable("the model, its code or the libraries changed after it was saved")
         self.calls, self.parts, self.generation = calls, parts, generation
 

@@ -52,6 +52,10 @@ _DECODER_MASK = "decoder_attention_mask"
 SPARE = 8
 
 
+# Returns the capture from an earlier conversion for the traced call and its example, if there is one.
+Known = Callable[[ExampleCall, ExampleCall], Capture | None]
+
+
 class _Enough(Exception):
     """Ends a run of ``generate``."""
 
@@ -75,6 +79,7 @@ def capture_generation(
     static: bool = False,
     fewest: bool = False,
     seconds: float = math.inf,
+    known: Known = lambda call, example: None,
 ) -> list[tuple[ExampleCall, Capture | CaptureError]]:
     """Return ``model`` in each form in which its ``generate`` calls it, or the reason why that form cannot be captured.
 
@@ -87,6 +92,7 @@ def capture_generation(
         fewest: capture only the forms for greedy decoding without padding: the prompt, and the step on a static cache
             if requested and available, or else on a growing cache; for encoder-decoders with and without a mask.
         seconds: the limit of processor time for each form.
+        known: returns the captures that need no trace.
     """
     prompt = prompt_of(model, call, CALLS)
     if prompt is None:
@@ -99,7 +105,9 @@ def capture_generation(
         if not has_caches and caches_in(generation.call.kwargs.values()):
             continue  # calls as the example's are without one
         budget = Budget(seconds)
-        captured = attempted(partial(_captured, model, generation, budget))
+        captured = known(generation.call, generation.example) or attempted(
+            partial(_captured, model, generation, budget)
+        )
         if isinstance(captured, CaptureError) and generation.vary_example is not None:
             put_back()
             captured = attempted(partial(_captured_as_example, model, generation, budget))

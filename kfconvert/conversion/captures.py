@@ -12,6 +12,7 @@ from torch import nn
 from ..capture import (
     Budget,
     Capture,
+    Known,
     Part,
     Parts,
     Refused,
@@ -29,6 +30,7 @@ from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
 from .effort import Effort
 from .preparation import Prepared
+from .remembered_graphs import RememberedGraphs
 from .stages import Stages
 
 # Seconds of processor time: for one form of the whole model, whatever the effort, and for the parts if captures have a
@@ -46,13 +48,15 @@ class Captures:
     """``forms`` of the whole model, the example's first, and its ``parts``.
 
     ``regions`` has each attempted region, the example call of the model first: whether it was captured, or why not.
-    ``left_out`` is the number of submodules that were skipped for lack of time.
+    ``left_out`` is the number of submodules that were skipped for lack of time, ``remembered`` the number of forms
+    whose graphs are of an earlier conversion.
     """
 
     forms: tuple[Capture, ...]
     parts: tuple[Part, ...]
     regions: tuple[dict[str, Any], ...]
     left_out: int = 0
+    remembered: int = 0
 
     @property
     def example(self) -> Capture | None:
@@ -89,11 +93,13 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         calls += token_calls(model, prepared.call)
     budget = Budget(effort.for_captures(stages.spent(), prepared.seconds))
     with stages.stage("trace", len(calls) + 1) as advance:
+        graphs = RememberedGraphs(prepared, f"{effort.name} {replayed}")
         begin = stages.spent()
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs)
         found = list[Capture | CaptureError]()
         for call in calls:
-            found.append(refusal or capture_form(model, call, min(WHOLE_SECONDS, budget.left() - PARTS_SECONDS)))
+            captured = refusal or graphs.known(call, call)
+            found.append(captured or capture_form(model, call, min(WHOLE_SECONDS, budget.left() - PARTS_SECONDS)))
             advance()
         first = found[0] if isinstance(found[0], Capture) else None
         cheap = None
@@ -101,13 +107,21 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
             cheap = ExampleCall((), first.region.call.keywords(with_few(first.region, first.leaves)))
         prepared.own_state.resettle()
         fewest = not effort.other_calls
-        whole = stages.spent() - begin
+        whole = max(stages.spent() - begin, graphs.seconds)
         with budget.paused():
-            for each, captured in captured_steps(
-                model, prepared.call, found[0], prepared.own_state.resettle, replayed, fewest, whole / len(calls)
-            ):
-                calls.append(each)
-                found.append(captured)
+            steps = captured_steps(
+                model,
+                prepared.call,
+                found[0],
+                prepared.own_state.resettle,
+                replayed,
+                fewest,
+                whole / len(calls),
+                graphs.known,
+            )
+        calls += [each for each, _ in steps]
+        found += [captured for _, captured in steps]
+        graphs.save(zip(calls, found), whole)
         parts = Parts(model, prepared.counting, prepared.own_state.resettle, fewest, budget)
         if first is None:
             parts.search(prepared.call, cheap)
@@ -119,7 +133,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         prepared.own_state.resettle()  # removes state that the last traces left
         prepared.own_state.release()
         advance()
-    return gathered(model, calls, found, parts.found, parts.refused, parts.left_out)
+    return gathered(model, calls, found, parts.found, parts.refused, parts.left_out, graphs.found)
 
 
 def captured_steps(
@@ -130,17 +144,18 @@ def captured_steps(
     replayed: bool,
     fewest: bool,
     seconds: float = math.inf,
+    known: Known = lambda call, example: None,
 ) -> list[tuple[ExampleCall, Capture | CaptureError]]:
     """Returns the captures of the calls that ``generate`` makes, see ``capture_generation``. The step on a static cache
     is among them only if the loop of recorded steps can serve the model, and with ``fewest`` its default mode.
 
-    ``seconds``: processor time of the capture of ``call``.
+    ``seconds``: processor time of the capture of ``call``. ``known`` returns the captures that need no trace.
     """
     communicates = isinstance(first, Capture) and first.region.communicates
     static = replayed and not communicates and runs_usual_loop(model)
     static = static and not (fewest and selects_other_mode(model))
     limit = max(STEP_SECONDS, LONGER * seconds)
-    return capture_generation(model, call, first, put_back, static, fewest, limit)
+    return capture_generation(model, call, first, put_back, static, fewest, limit, known)
 
 
 def note_layouts(model: nn.Module, parts: Sequence[Part], calls: Sequence[ExampleCall]) -> None:
@@ -165,6 +180,7 @@ def gathered(
     parts: Sequence[Part],
     refused: Sequence[Refused] = (),
     left_out: int = 0,
+    remembered: int = 0,
 ) -> Captures:
     """Returns ``found`` for each of the ``calls``, and ``parts``. Adds the ``refused`` regions if the first call
     was not captured."""
@@ -177,7 +193,7 @@ def gathered(
     distinct = {(each.path, str(each.error)): each for each in refused}  # from searches for several example calls
     captured = bool(found) and isinstance(found[0], Capture)
     regions += [_region(model, each.path, each.path, each.error) for each in (() if captured else distinct.values())]
-    return Captures(forms, tuple(parts), tuple(regions), left_out)
+    return Captures(forms, tuple(parts), tuple(regions), left_out, remembered)
 
 
 def _region(model: nn.Module, name: str, module: str, error: CaptureError | None = None) -> dict[str, Any]:

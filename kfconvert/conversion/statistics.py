@@ -58,8 +58,9 @@ def conversion_stats(result: Result) -> ConversionStats:
     ``timings`` (milliseconds), ``time_shares`` (see ``shares_of_time``; None unless requested),
     ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input in ``tune_for``), ``generation`` (see
     ``GenerationTimings.as_dict``; None for models without ``generate``, or if nothing was converted), ``seconds`` per
-    stage, ``remembered`` (number of cached candidate timings), ``check_weights`` (calls, 0
-    for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``generated`` (see ``GeneratedForm.as_dict``),
+    stage, ``remembered`` (number of cached candidate timings), ``remembered_graphs`` (number of call forms with cached
+    graphs), ``check_weights`` (calls, 0 for never),
+    ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``generated`` (see ``GeneratedForm.as_dict``),
     ``autocast`` (its dtype, None if it was off),
     ``generates`` (whether calls that ``generate`` makes were captured), ``not_written`` (attributes that the
     forward assigns for other code, and that fused calls do not assign),
@@ -107,6 +108,7 @@ def conversion_stats(result: Result) -> ConversionStats:
         "generation": generation.as_dict() if generation is not None else None,
         "seconds": {stage: round(seconds, 3) for stage, seconds in result.seconds.items()},
         "remembered": result.remembered,
+        "remembered_graphs": result.captures.remembered,
         "environment": _environment(result),
         "model": type(result.model).__name__,
         "config": json_ready(dict(result.config)),

@@ -166,7 +166,8 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
         names = ", ".join(stats["not_written"])
         lines.append(("not written", f"{names}: the original forward sets these attributes, fused calls do not"))
     if stats.get("seconds"):
-        remembered = f", {stats['remembered']} cached timings used" if stats.get("remembered") else ""
+        cached = {"timings": stats.get("remembered"), "graphs": stats.get("remembered_graphs")}
+        remembered = "".join(f", {count} cached {what} used" for what, count in cached.items() if count)
         lines.append(("took", f"{sum(stats['seconds'].values()):.1f} s{remembered}"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")

@@ -29,6 +29,7 @@ from .state.derived import Derived, memory_of
 from .state.evidence import NoEvidence, evidence_of
 from .state.fingerprint import fingerprints
 from .state.hooks import HOOK_KINDS, global_hook, has_hooks, inner_hook, remedy
+from .state.ran_code import RanCode, plain_text
 from .state.random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .state.references import (
     OF_EVERY_MODULE,

@@ -28,13 +28,11 @@ from .code_state import Code
 from .fingerprint import fingerprints
 from .hooks import global_hook, has_hooks
 from .model_state import ModelState
+from .ran_code import PLAIN, code_text, plain_text
 from .references import configurations, is_config_dict, is_plain_object, slotted, without_conversion
 from .watch import CODE, Mark
 
 _NUMBERS = (bool, int, float, complex, str, type(None))
-_BY_TEXT = (
-    *_NUMBERS, bytes, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format, types.EllipsisType,
-)  # fmt: skip
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType)
 _DEEPEST = 20
 
@@ -112,13 +110,22 @@ def _code(model: nn.Module, code: Code) -> Iterator[str]:
     for name in sorted(bases | {function.__module__ or "" for function in code.functions}):
         module = sys.modules.get(name if is_of_project(name) else name.partition(".")[0])
         yield f"{name} {_digest_of(module) if is_of_project(name) else getattr(module, '__version__', '')}"
-    yield from (f"{class_name(function)}" for function in code.functions)  # type: ignore[arg-type]
+    yield from map(_function, code.functions)
     for _, key, value in code.places.watch.entries:
         if key is not CODE and isinstance(value, _NUMBERS):
             yield f"{key} {value!r}"
         elif key is not CODE and isinstance(value, _FUNCTIONS):
             yield f"{key} {class_name(value)}"  # type: ignore[arg-type]
     yield f"{sorted(code.switches.items())}"
+
+
+def _function(function: types.FunctionType) -> str:
+    """Describe a function with its code, as a file may have several functions of one name, and with the values that it
+    took when it was defined."""
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    fixed = [plain_text(value) for value in held if not isinstance(value, (list, dict, set))]
+    return f"{class_name(function)} {code_text(function.__code__)} {fixed}"  # type: ignore[arg-type]
 
 
 def _digest_of(module: types.ModuleType | None) -> str:
@@ -138,7 +145,7 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
         return value.name
     if isinstance(value, enum.Enum):
         return f"{class_name(kind)}.{value.name} {inner(value._value_)}"
-    if isinstance(value, _BY_TEXT):
+    if isinstance(value, PLAIN):
         return f"{class_name(kind)} {value!r}"
     if isinstance(value, Tensor):
         strides = value.stride() if value.layout is torch.strided else value.layout
