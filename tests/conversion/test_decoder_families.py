@@ -179,6 +179,19 @@ def test_each_family_generates_the_tokens_of_the_original(family):
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
+def test_whisper_never_generates_suppressed_tokens():
+    model, fused = converted("whisper")
+    features = torch.randn(2, 8, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    free = generated(fused, features, eos_token_id=None)
+    for each in (model, fused):
+        each.generation_config.begin_suppress_tokens = [*set(free[:, 0].tolist()), 2]
+        each.generation_config.suppress_tokens = [*set(free[:, 3].tolist()), 9]
+    expected = generated(model, features, eos_token_id=None)
+    assert torch.equal(generated(fused, features, eos_token_id=None), expected) and not torch.equal(free, expected)
+    assert fused.kfconvert_info()["generate"] == {"served": 2, "others": {}, "sessions": 1}
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
 @pytest.mark.parametrize(
     "family", ["gemma3", *exhaustive("deepseek_v3", "gpt_oss", "jamba", "lfm2", "qwen3_next", "t5")]
 )
