@@ -29,6 +29,7 @@ GROUND = {
     "settings",
     "torch_state",
     "version",
+    "known_libraries",
     "wrapped_tensors",
 }
 

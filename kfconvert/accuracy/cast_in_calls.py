@@ -8,14 +8,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .copying import tensors_of
 
 
 def bytes_in(model: nn.Module, dtype: torch.dtype) -> int:
-    """Returns the size of the floating-point weights of ``model`` in ``dtype``."""
+    """Returns the size of the half-precision weights of ``model`` in ``dtype``."""
     tensors = {id(tensor): tensor for tensor in tensors_of(model) if tensor.is_floating_point()}
-    return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+    return sum(tensor.numel() for tensor in tensors.values() if tensor.element_size() == 2) * dtype.itemsize
+
+
+class WithoutHalf(TorchDispatchMode):
+    """Mode that raises TypeError for a cast from a wider to a half type: code may read the dtype of a weight outside of
+    the call of its module."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_cast = func is torch.ops.aten._to_copy.default and kwargs.get("dtype") in (torch.float16, torch.bfloat16)
+        if is_cast and args[0].is_floating_point() and args[0].element_size() > 2:
+            raise TypeError("a value is cast to a half type")
+        return func(*args, **kwargs)
 
 
 @contextmanager

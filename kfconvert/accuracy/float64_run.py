@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..inputs import copy_of, map_tensors, to_each
+from ..known_libraries import is_of_libraries
 from ..process import shard_of
 from ..torch_state import without_autocast
 from ..wrapped_tensors import is_dequantizable
-from .cast_in_calls import bytes_in, cast_in_calls
+from .cast_in_calls import WithoutHalf, bytes_in, cast_in_calls
 from .copying import copied_model, tensors_of
 
 # Models with more bytes of weights in the reference's dtype share them with their copy.
@@ -118,8 +119,8 @@ def _outputs_in(
         return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
 
     args, kwargs = map_tensors(to_each(cast), (args, kwargs))
-    if not dequantizes and bytes_in(original, dtype) > _LARGE:
-        with suppress(Exception):  # a module may use the weights of another one
+    if not dequantizes and bytes_in(original, dtype) > _LARGE and is_of_libraries(original):
+        with suppress(Exception), WithoutHalf():  # a module may use the weights of another one
             lean, casting = partial(_sharing_weights, original, dtype), partial(cast_in_calls, dtype=dtype)
             return _outputs_of(lean, casting, args, kwargs, method)
     return _outputs_of(partial(_replica, original, dtype, dequantizes), nullcontext, args, kwargs, method)

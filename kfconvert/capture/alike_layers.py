@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..inputs import is_cache, layers_of, set_tensor, tensors_of
+from ..known_libraries import is_of_libraries
 from ..runtime import configurations
 from .structure import groups
 
@@ -51,8 +52,11 @@ class Stack:
 
 
 def stacks_of(model: nn.Module) -> list[Stack]:
-    """Returns the outermost lists of modules with few kinds of layers."""
+    """Returns the outermost lists of modules with few kinds of layers, in models of known libraries: other code may
+    treat layers differently in ways that a short run does not show."""
     found: list[Stack] = []
+    if not is_of_libraries(model):
+        return found
     settings = [vars(each) for each in (*configurations(model), *model.modules())]
     lists = [value for each in settings for value in each.values() if type(value) in (list, tuple)]
     for path, module in model.named_modules():

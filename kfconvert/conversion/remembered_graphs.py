@@ -28,6 +28,7 @@ from ..capture import (
     stored_region,
 )
 from ..inputs import ClassName, ExampleCall, Unstorable, class_name, taken_apart
+from ..known_libraries import LIBRARIES, is_of_libraries
 from ..process import is_one_of_several
 from ..region import CaptureError, Region, store_graph
 from ..runtime import NoEvidence, configurations, library_switches, plain_text
@@ -63,6 +64,8 @@ class RememberedGraphs:
         self._path: Path | None = None
         folder = cache_folder()
         if folder is None or is_one_of_several():  # all ranks must run the same graphs
+            return
+        if not is_of_libraries(self._model):  # other code may read values that the evidence does not have
             return
         try:
             facts = "\n".join((*_facts(self._model), _described(prepared.call), str(prepared.device), options))
@@ -150,7 +153,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def _facts(model: nn.Module) -> Iterator[str]:
     """Everything about the model and the process that is known before a trace."""
-    versions = (getattr(sys.modules.get(name), "__version__", "") for name in ("torch", "transformers"))
+    versions = (getattr(sys.modules.get(name), "__version__", "") for name in LIBRARIES)
     yield f"{class_name(type(model))} {__version__} {_own_code()} {[*versions]} {library_switches()}"
     yield from (f"{name} {_kind(tensor)}" for name, tensor in (*model.named_parameters(), *model.named_buffers()))
     yield from (f"{class_name(type(each))} {plain_text(vars(each))}" for each in configurations(model))

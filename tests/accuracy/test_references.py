@@ -128,6 +128,13 @@ class Tied(nn.Module):
         return self.head(self.embedding(x))
 
 
+class CastsToAnother(Tied):
+    """Casts to the dtype of a weight outside of the call of its module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(self.head.weight.dtype)
+
+
 class OfAnother(Tied):
     """Reads the weight of a module outside of its call, where it still has the model's dtype."""
 
@@ -142,6 +149,7 @@ LARGE = {
     "counting": (Counting, torch.randn(4, 8), True),
     "tied": (Tied, IDS, True),
     "weight of another module": (OfAnother, IDS, False),
+    "dtype of another module": (CastsToAnother, IDS, False),
 }
 
 
@@ -154,6 +162,7 @@ def test_large_models_share_their_weights_with_the_reference(name, monkeypatch):
     exact = reference_outputs(model, (x,), {}).outputs
     replica = float64_run._replica
     monkeypatch.setattr(float64_run, "_LARGE", 0)
+    monkeypatch.setattr(float64_run, "is_of_libraries", lambda model: True)
     monkeypatch.setattr(float64_run, "_replica", lambda *args: made.append(args) or replica(*args))
     reference = reference_outputs(model, (x,), {})
     assert reference.description == "float64 run of the original" and bool(made) != shares

@@ -9,7 +9,7 @@ import transformers
 from support.selection import exhaustive
 from torch import fx, nn
 
-from kfconvert.capture import captured
+from kfconvert.capture import alike_layers, captured
 from kfconvert.capture.tracer import free_dimensions
 from kfconvert.inputs import ExampleCall
 from kfconvert.region import CaptureError
@@ -23,6 +23,12 @@ T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": LAYE
 GPT2 = {"n_embd": 16, "n_head": 2, "n_layer": LAYERS, "vocab_size": 40}
 QWEN3 = {**SIZES, "head_dim": 8, "num_key_value_heads": 2}
 GEMMA3 = {**QWEN3, "sliding_window": 16, "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2}
+
+
+@pytest.fixture
+def of_libraries(monkeypatch):
+    """The models of this file count as those of libraries."""
+    monkeypatch.setattr(alike_layers, "is_of_libraries", lambda model: True)
 
 
 class Block(nn.Module):
@@ -276,7 +282,7 @@ def results(model, region, inputs):
 @pytest.mark.parametrize(
     "name", ["two kinds", "gemma3", *exhaustive(*(name for name in REPEATED if name not in ("two kinds", "gemma3")))]
 )
-def test_graphs_equal(name):
+def test_graphs_equal(name, of_libraries):
     model, repeated, is_repeated, traced = regions(name, REPEATED)
     both = repeated, traced
     assert is_repeated
@@ -294,12 +300,12 @@ def _path(node):
 
 
 @pytest.mark.parametrize("name", [*list(IN_FULL)[:2], *exhaustive(*list(IN_FULL)[2:])])
-def test_other_stacks_are_traced_in_full(name):
+def test_other_stacks_are_traced_in_full(name, of_libraries):
     _, region, is_repeated, traced = regions(name, IN_FULL)
     assert not is_repeated and len(region.graph.nodes) == len(traced.graph.nodes)
 
 
-def test_a_special_layer_after_the_traced_ones_is_detected():
+def test_a_special_layer_after_the_traced_ones_is_detected(of_libraries):
     """In a run of all layers, or if that is skipped, by its outputs."""
     model = Stack(special=6).eval()
     assert not region_of(model, X)[1]
@@ -309,11 +315,15 @@ def test_a_special_layer_after_the_traced_ones_is_detected():
     torch.testing.assert_close(results(model, region, X)[0], model(**X))
 
 
-def test_a_branch_on_a_value_in_a_late_layer_is_refused():
+def test_a_branch_on_a_value_in_a_late_layer_is_refused(of_libraries):
     with pytest.raises(CaptureError, match="data-dependent"):
         region_of(of(Clamped).eval(), X)
 
 
-def test_attributes_that_only_late_layers_read_are_known():
+def test_attributes_that_only_late_layers_read_are_known(of_libraries):
     region, is_repeated = region_of(of(Final).eval(), X)
     assert is_repeated and (Final, "final") in region.reads
+
+
+def test_own_layers_are_traced_in_full():
+    assert not region_of(Stack().eval(), X)[1]

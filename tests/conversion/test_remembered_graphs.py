@@ -22,6 +22,7 @@ IDS = torch.arange(10).reshape(2, 5)
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(remembered_graphs, "is_of_libraries", lambda model: True)
     monkeypatch.setenv("KFCONVERT_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(remembered_graphs, "LEAST_SECONDS", 0.0)
     return tmp_path / "kept"
@@ -114,6 +115,14 @@ def test_models_generate_the_same_tokens(folder, traces, make):
     assert not traces
 
 
+def test_graphs_of_own_modules_are_traced_again(folder, monkeypatch):
+    """Their code may read settings of other files, which the evidence does not have."""
+    monkeypatch.undo()
+    monkeypatch.setenv("KFCONVERT_CACHE", str(folder))
+    monkeypatch.setattr(remembered_graphs, "LEAST_SECONDS", 0.0)
+    assert [converted(Net()).kfconvert_info()["remembered_graphs"] for _ in range(2)] == [0, 0]
+
+
 def test_in_another_process_nothing_is_traced_either(folder):
     """Where texts have other hashes, and sets another order."""
     code = (
@@ -122,6 +131,7 @@ def test_in_another_process_nothing_is_traced_either(folder):
         "from kfconvert import ModelConverter\n"
         "from kfconvert.conversion import remembered_graphs\n"
         "remembered_graphs.LEAST_SECONDS = 0.0\n"
+        "remembered_graphs.is_of_libraries = lambda model: True\n"
         "converter = ModelConverter(select='all', effort='fast')\n"
         "converter.convert_model(Net().eval(), example_inputs=torch.arange(10).reshape(2, 5))\n"
         "print(converter.conversion_stats['remembered_graphs'])"
