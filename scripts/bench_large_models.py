@@ -10,11 +10,9 @@ reads: no step at batch 1 can be faster.
 """
 
 import argparse
-import cProfile
 import datetime
 import json
 import os
-import pstats
 import subprocess
 import sys
 import tempfile
@@ -35,7 +33,6 @@ def main() -> None:
     parser.add_argument("--efforts", nargs="+", default=["fast"], choices=["fast", "full"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--fraction", type=float, help="share of the device's memory that the process may use")
-    parser.add_argument("--profile", help="a file for the profile of the first conversion")
     parser.add_argument("--stage", choices=["first", "again"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.stage:
@@ -57,10 +54,7 @@ def main() -> None:
                 environment = os.environ | {"KFCONVERT_CACHE": folder}
                 command = [sys.executable, __file__, name, "--efforts", effort, "--device", options.device]
                 command += ["--fraction", str(options.fraction)] if options.fraction else []
-                shown = ["--profile", options.profile] if options.profile else []
-                first, again = (
-                    run([*command, *more], environment) for more in (["--stage", "first", *shown], ["--stage", "again"])
-                )
+                first, again = (run([*command, "--stage", stage], environment) for stage in ("first", "again"))
             print(row(name, effort, first, again), flush=True)
 
 
@@ -105,17 +99,10 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     converter = kfconvert.ModelConverter(effort=options.efforts[0])
-    profile = cProfile.Profile()
     begin = time.perf_counter()
-    if options.profile:
-        profile.enable()
     with most_memory(device) as peak:
         converter.convert_model(model, example_inputs=example, inplace=True)
-    profile.disable()
     seconds = time.perf_counter() - begin
-    if options.profile:
-        with open(options.profile, "w") as file:
-            pstats.Stats(profile, stream=file).sort_stats("cumulative").print_stats(150)
     if not is_first:
         return {"seconds": seconds}
     stages = converter.conversion_stats["seconds"]
@@ -228,6 +215,12 @@ def decoder(kind: str, **config: Any) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config), {"input_ids": ids()}
 
 
+def llama_1b() -> Any:
+    from bench_generate import MODELS
+
+    return MODELS["llama-1.1b"](0, 0), {"input_ids": ids()}
+
+
 def whisper_small() -> Any:
     import torch
     import transformers
@@ -254,10 +247,6 @@ LLAMA_8B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0, "max_position_embeddings": 8192,
 }  # fmt: skip
-LLAMA_1B = {
-    "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
-    "num_key_value_heads": 4, "vocab_size": 32000,
-}  # fmt: skip
 QWEN3 = {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
@@ -268,7 +257,7 @@ GEMMA3 = {
 }  # fmt: skip
 MODELS = {
     "llama-8b": lambda: decoder("Llama", **LLAMA_8B),
-    "llama-1.1b": lambda: decoder("Llama", **LLAMA_1B),
+    "llama-1.1b": llama_1b,
     "qwen3-0.6b": lambda: decoder("Qwen3", **QWEN3),
     "gemma3-1b": lambda: decoder("Gemma3", **GEMMA3),
     "whisper-small": whisper_small,

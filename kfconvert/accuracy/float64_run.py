@@ -24,7 +24,7 @@ from ..wrapped_tensors import is_dequantizable
 from .cast_in_calls import WithoutHalf, bytes_in, cast_in_calls
 from .copying import copied_model, tensors_of
 
-# Models with more bytes of weights in the reference's dtype share them with their copy.
+# Models whose half-precision weights have more bytes in the reference's dtype share them with their copy.
 _LARGE = 2**30
 
 

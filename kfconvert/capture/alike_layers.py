@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..inputs import is_cache, layers_of, set_tensor, tensors_of
 from ..known_libraries import is_of_libraries
+from ..process import forward_over
 from ..runtime import configurations
 from .structure import groups
 
@@ -57,8 +58,7 @@ def stacks_of(model: nn.Module) -> list[Stack]:
     found: list[Stack] = []
     if not is_of_libraries(model):
         return found
-    settings = [vars(each) for each in (*configurations(model), *model.modules())]
-    lists = [value for each in settings for value in each.values() if type(value) in (list, tuple)]
+    lists = [value for each in _settings(model) for value in each.values() if type(value) in (list, tuple)]
     for path, module in model.named_modules():
         is_inner = any(path.startswith(f"{each.path}.") for each in found)
         if is_inner or type(module) not in (nn.ModuleList, nn.Sequential):
@@ -70,6 +70,11 @@ def stacks_of(model: nn.Module) -> list[Stack]:
         if len(layers) - traced >= _LEAST_LEFT_OUT and len(set(tensors)) == len(tensors):
             found.append(Stack(path, module, kinds, traced))
     return found
+
+
+def _settings(model: nn.Module) -> list[dict[str, Any]]:
+    """The attributes of the configurations and of the modules of ``model``."""
+    return [vars(each) for each in (*configurations(model), *model.modules())]
 
 
 def _kinds(layers: list[nn.Module], lists: list[Sequence[Any]]) -> tuple[int, ...]:
@@ -113,8 +118,7 @@ def small_windows(model: nn.Module) -> Iterator[None]:
     Raises:
         ValueError: a window has several numbers.
     """
-    settings = [vars(each) for each in (*configurations(model), *model.modules())]
-    named = [(held, name, value) for held in settings for name, value in held.items() if _WINDOW.search(name)]
+    named = [(held, name, value) for held in _settings(model) for name, value in held.items() if _WINDOW.search(name)]
     if any(isinstance(value, (list, tuple)) and value for *_, value in named):
         raise ValueError("a window has several numbers")
     windows = [each for each in named if type(each[-1]) is int and each[-1] > _SMALLEST_WINDOW]
@@ -134,8 +138,7 @@ def shortened(model: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
     if not stacks:
         yield
         return
-    own, original = vars(model).get("forward"), model.forward
-    before = [stack.layers._modules for stack in stacks]
+    original, before = model.forward, [stack.layers._modules for stack in stacks]
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -146,14 +149,11 @@ def shortened(model: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
     try:
         for stack, modules in zip(stacks, before):
             stack.layers._modules = dict(list(modules.items())[: stack.traced])
-        vars(model)["forward"] = forward
-        yield
+        with forward_over(model, forward):
+            yield
     finally:
         for stack, modules in zip(stacks, before):
             stack.layers._modules = modules
-        del vars(model)["forward"]
-        if own is not None:
-            vars(model)["forward"] = own
 
 
 def _fill_caches(stacks: Sequence[Stack], values: Any) -> None:

@@ -273,13 +273,14 @@ def _capture(
     example: ExampleCall,
     seconds: float,
 ) -> Capture:
-    with suppress(Exception):  # the code may expect all layers, or treat a later one in another way
-        with recorded_reads(module) as reads:
-            stacks = run_alike(module, call, stacks_of(module))
-        if stacks:
-            region = trace(module, call, dimensions, seconds, stacks)
-            region.reads |= reads
-            return _checked(module, path, call, region, example, stacks)
+    if stacks := stacks_of(module):
+        with suppress(Exception):  # the code may expect all layers, or treat a later one in another way
+            with recorded_reads(module) as reads:
+                stacks = run_alike(module, call, stacks)
+            if stacks:
+                region = trace(module, call, dimensions, seconds, stacks)
+                region.reads |= reads
+                return _checked(module, path, call, region, example, stacks)
     return _checked(module, path, call, trace(module, call, dimensions, seconds), example)
 
 

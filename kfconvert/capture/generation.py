@@ -51,7 +51,6 @@ _DECODER_MASK = "decoder_attention_mask"
 # The additional room of the static cache in traces.
 SPARE = 8
 
-
 # Returns the capture from an earlier conversion for the traced call and its example, if there is one.
 Known = Callable[[ExampleCall, ExampleCall], Capture | None]
 

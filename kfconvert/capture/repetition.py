@@ -40,9 +40,9 @@ class _Repetition:
         self._input_places = dict(zip(region.inputs, region.call.form.places()))
         self._inputs = {place: self._placeholders[name] for name, place in self._input_places.items() if place}
         self._output_places = {place: index for index, place in enumerate(region.outputs.places()) if place}
-        in_caches = set(self._output_places.values())
-        #: Values that the graph returns outside of caches.
-        self._returned = {each for index, each in enumerate(self._output) if index not in in_caches}
+        #: The places of outputs outside of caches, and the values there.
+        self._plain_places = set(range(len(self._output))).difference(self._output_places.values())
+        self._returned = {self._output[place] for place in self._plain_places}
         #: The nodes of each layer after the first, in the same order for all layers of a kind.
         self._spans: dict[int, list[fx.Node]] = {index: [] for index in range(1, stack.traced)}
         paths = {index: f"{stack.path}.{index}" for index in self._spans}
@@ -276,11 +276,9 @@ class _Repetition:
             for user in users:
                 if user not in self._markers:
                     user.replace_input_with(node, latest(place))
-            if node in self._returned:
-                in_caches = set(self._output_places.values())
-                for at, each in enumerate(self._output):
-                    if each is node and at not in in_caches:
-                        self._output[at] = latest(place)
+            for at in self._plain_places:
+                if self._output[at] is node:
+                    self._output[at] = latest(place)
         end.args = (tuple(self._output),)
         for node in self._markers:
             self._graph.erase_node(node)

@@ -35,7 +35,7 @@ from ..inputs import (
     numbered,
     taken_apart,
 )
-from ..process import OF_SHARD, one_at_a_time, quiet_thread, shielded
+from ..process import OF_SHARD, forward_over, one_at_a_time, quiet_thread, shielded
 from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import autocast_dtype, is_transformed
@@ -160,7 +160,7 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
     It receives lists instead of caches, see ``CallForm.lists``. With a cache among its arguments or outputs it returns
     flat values, whose forms are added to the list that the context manager yields.
     """
-    own, original = vars(model).get("forward"), model.forward
+    original = model.forward
     modes: list[FakeTensorMode] = []
     forms: list[TreeForm] = []
 
@@ -191,14 +191,10 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
     if not form.parameters.issuperset(form.names):
         names = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in form.names]
         forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
-    vars(model)["forward"] = forward
     try:
-        with shielded():
+        with forward_over(model, forward), shielded():
             yield forms
     finally:
-        del vars(model)["forward"]
-        if own is not None:
-            vars(model)["forward"] = own
         # A reference cycle between the traced inputs and their shape environment, which Python's garbage collector
         # cannot find, as part of it is in C++: both, with weak references to all weights, would never be freed.
         for mode in modes:

@@ -42,8 +42,12 @@ class Layouts:
                 self._reject_slow(part)
         # For a step of one token, the strategies of a prompt may be slow. A step on a static cache is always replayed,
         # never launched.
-        steps = [form for form in self._captures.others if form.region.call.form.caches and form.applied]
-        steps = [form for form in steps if self._selector.timed and not form.region.takes_static_cache]
+        steps = [
+            form
+            for form in self._captures.others
+            if form.applied and form.region.call.form.caches and not form.region.takes_static_cache
+        ]
+        steps = steps if self._selector.timed else []
         if steps:  # their programs would copy weights that they read as one tensor
             forms = self._captures.forms
             merge_weights(forms[0].module, {"": [form.variant(form.applied) for form in forms]})

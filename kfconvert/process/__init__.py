@@ -5,7 +5,7 @@ from .callers import level_outside
 from .collectives import alone, noted_collectives
 from .garbage import garbage_collected, garbage_collected_once
 from .generators import same_generators
-from .patches import method_over, replaced
+from .patches import forward_over, method_over, replaced
 from .quiet import quiet_thread
 from .shards import OF_SHARD, is_one_of_several, shard_of
 from .shield import libraries, shielded, switched_off

@@ -38,6 +38,20 @@ def replaced(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
+def forward_over(model: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Context manager in which the instance ``model`` has the method ``forward``. Other threads see it, too."""
+    held = vars(model)
+    own = held.get("forward", _NOTHING)
+    held["forward"] = forward
+    try:
+        yield
+    finally:
+        del held["forward"]
+        if own is not _NOTHING:
+            held["forward"] = own
+
+
+@contextmanager
 def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Context manager that replaces the method ``name`` of ``owner`` with the result of ``make`` for the original. It
     must behave like the original in other threads, also after the context ends.
