@@ -27,6 +27,7 @@ from ..capture import (
 from ..generation import runs_usual_loop, selects_other_mode
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
+from ..process import without_cudnn_attention
 from ..region import CaptureError
 from .effort import Effort
 from .preparation import Prepared
@@ -92,7 +93,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
     budget = Budget(effort.for_captures(stages.spent(), prepared.seconds))
-    with stages.stage("trace", len(calls) + 1) as advance:
+    with stages.stage("trace", len(calls) + 1) as advance, without_cudnn_attention():
         graphs = RememberedGraphs(prepared, f"{effort.name} {replayed}")
         begin = stages.spent()
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs)

@@ -8,5 +8,5 @@ from .generators import same_generators
 from .patches import forward_over, method_over, replaced
 from .quiet import quiet_thread
 from .shards import OF_SHARD, is_one_of_several, shard_of
-from .shield import libraries, shielded, switched_off
+from .shield import is_cudnn_attention_enabled, libraries, shielded, switched_off, without_cudnn_attention
 from .turns import ThisThread, one_at_a_time

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...accuracy import are_close
-from ...process import switched_off
+from ...process import is_cudnn_attention_enabled, switched_off
 from .driver_graph import has_driver
 from .program import Plans, Program
 from .recording import Pool, Recording, Unrecordable
@@ -321,5 +321,5 @@ _SWITCHES = (
     torch._C._get_flash_sdp_enabled,
     torch._C._get_mem_efficient_sdp_enabled,
     torch._C._get_math_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled,
+    is_cudnn_attention_enabled,
 )
