@@ -5,7 +5,6 @@ import torch.nn.functional as F
 
 from ..ops.fused.quantized_linear import NUMBERS, quantized_linear, takes_few_rows
 from .base import FusedModule, Plan, held
-from .linear import has_triton
 
 # ATen's CPU kernel takes bfloat16 at memory bandwidth. ms on one core, 1024 to 2816 features, at 1, 16 and 64 rows:
 # 0.15, 1.2, 4.8; with a cast of the weight in each call: 0.60, 0.98, 2.2. In float32 and float16 it is always slower.
@@ -19,13 +18,13 @@ class FusedQuantizedLinear(FusedModule):
     each row of q; y: (..., out_features). The state dict has the keys "weight" (q) and "scale".
 
     ``scales_weight``: whether the composition scales the weight (float8 of torchao), or the product (int8).
-    Strategies: "triton" (CUDA, float16 and bfloat16, up to 16 rows: one kernel, which reads q once), "int8pack" (CPU,
-    bfloat16 and int8, a few rows: ATen's kernel), "product" (only with ``scales_weight``, not for float16, which may
-    overflow: scales the product), and "composition", which casts the whole weight in each call. All read the live
-    tensors. If a gradient is needed, under autocast and under ``torch.compile``, the composition runs.
+    Strategies: "skinny" (CUDA, float16 and bfloat16, up to 16 rows: a kernel of this package, which reads q once),
+    "int8pack" (CPU, bfloat16 and int8, a few rows: ATen's kernel), "product" (only with ``scales_weight``, not for
+    float16, which may overflow: scales the product), and "composition", which casts the whole weight in each call. All
+    read the live tensors. If a gradient is needed, under autocast and under ``torch.compile``, the composition runs.
     """
 
-    live_strategies = (*FusedModule.live_strategies, "triton", "int8pack", "product")
+    live_strategies = (*FusedModule.live_strategies, "skinny", "int8pack", "product")
     is_chosen_for_steps = True
     weight: torch.Tensor
     scale: torch.Tensor
@@ -66,7 +65,7 @@ class FusedQuantizedLinear(FusedModule):
         few = 0 < x.numel() <= _PACKED_MOST_ROWS * weight.shape[1]
         packed = weight.dtype == torch.int8 and weight.is_contiguous() and x.dtype == torch.bfloat16
         offered = {
-            "triton": takes_few_rows(x, weight) and has_triton(x.device),
+            "skinny": takes_few_rows(x, weight),
             "int8pack": few and packed and not x.is_cuda,
             "product": self.scales_weight and x.dtype != torch.float16,
             "composition": True,
@@ -77,7 +76,7 @@ class FusedQuantizedLinear(FusedModule):
         strategy = self.choose(x)
         return self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
 
-    def _triton(self, x: torch.Tensor) -> torch.Tensor:
+    def _skinny(self, x: torch.Tensor) -> torch.Tensor:
         weight = held(self, "weight")
         # A plan meets any number of rows.
         return quantized_linear(x, weight, held(self, "scale")) if takes_few_rows(x, weight) else self.reference(x)

@@ -186,19 +186,6 @@ def test_tiles_of_half_types(tensor, monkeypatch, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("rows, features, depth", [(1, 40, 64), (1, 7, 48), (5, 33, 96), (16, 20, 336)])
-def test_quantized_linear(tensor, dtype, rows, features, depth):
-    quantized_linear = importlib.import_module("kfconvert.kernels.triton.quantized_linear")
-    x, scale = tensor(rows, depth, dtype=dtype), tensor(features, 1)
-    for numbers in ((100 * tensor(features, depth)).clamp(-128, 127).to(torch.int8), tensor(features, depth)):
-        weight = numbers if numbers.dtype == torch.int8 else numbers.to(torch.float8_e4m3fn)
-        if x.is_cuda and weight.dtype != torch.int8 and torch.cuda.get_device_capability() < (8, 9):
-            continue  # it has no float8
-        exact = F.linear(x.double(), weight.double()) * scale.double().flatten()
-        near(quantized_linear.few_rows(x, weight, scale), exact, exact.abs().max().item())
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(tensor, name, dtype):
     """Rows without visible keys are NaN, also behind a boolean term."""

@@ -157,12 +157,17 @@ struct Rope {
   DType dtype;
 };
 
+// The elements of a weight. `own`: those of x.
+enum class Numbers : int { own, int8, float8 };
+
 // y = act(x W^T + bias) for a few rows of x, or, where it is gated, act(g) * u with the halves g, u of x W^T + bias.
+// With a scale, each row of the weight has a factor.
 struct SkinnyProduct {
   void* y;             // (rows, out), dense
   const void* x;       // (rows, in), the elements of a row together
   const void* weight;  // (out, in), of twice as many rows where it is gated
   const void* bias;    // one for each row of the weight, or null
+  const void* scale;   // one for each row of the weight, or null
   int64_t rows;
   int64_t in;
   int64_t out;
@@ -175,6 +180,8 @@ struct SkinnyProduct {
   bool gate_first;
   bool early;   // whether the weight may be read before the kernels ahead have ended
   DType dtype;  // f16 or bf16
+  DType scale_dtype;
+  Numbers numbers;  // of the weight
 };
 
 // y = act(conv(x) + bias) of channels-last images, in which each channel has a filter of its own.

@@ -148,12 +148,13 @@ inline void copy_into(const Tensor& to, const Tensor& from) {
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), from.get(), 0));
 }
 
-inline Tensor as_contiguous(const Tensor& t) {
-  if (t.is_contiguous()) return t;
+inline Tensor contiguous_copy(const Tensor& t) {
   Tensor copy = empty(options_of(t), sizes_of(t));
   copy_into(copy, t);
   return copy;
 }
+
+inline Tensor as_contiguous(const Tensor& t) { return t.is_contiguous() ? t : contiguous_copy(t); }
 
 // Whether the elements fill one block of memory without gaps or overlaps, in whatever order of dimensions.
 inline bool is_dense(const Tensor& t) {

@@ -10,10 +10,10 @@ namespace kfc {
 // The most rows of x.
 constexpr int64_t kSkinnyRows = 16;
 
-// Whether rows, so many elements apart, can be read in words of 16 bytes.
-inline bool has_words(const void* data, int64_t stride) {
+// Whether rows, so many elements of a size apart, can be read in words of 16 bytes.
+inline bool has_words(const void* data, int64_t stride, int64_t element = 2) {
   constexpr int64_t kWord = 16;
-  return reinterpret_cast<uintptr_t>(data) % kWord == 0 && stride % (kWord / 2) == 0;
+  return reinterpret_cast<uintptr_t>(data) % kWord == 0 && stride * element % kWord == 0;
 }
 
 // Sets the layout of the weight; false where the kernels do not take it.
@@ -24,6 +24,12 @@ inline bool set_weight(SkinnyProduct& a, const Tensor& weight) {
   // A transposed weight is read eight outputs at a time, and no gate lies beside its other half.
   const bool fits = !a.transposed || (weight.stride(0) == 1 && a.out % 8 == 0 && !a.gated);
   return fits && a.in % 8 == 0 && has_words(a.weight, a.weight_stride);
+}
+
+// x, contiguous and in words.
+inline Tensor as_aligned(const Tensor& x_in) {
+  const Tensor x = as_contiguous(x_in);
+  return has_words(x.const_data_ptr(), x.size(x.dim() - 1)) ? x : contiguous_copy(x);
 }
 
 template <class Backend>
@@ -55,17 +61,11 @@ Tensor skinny_linear(const Tensor& x_in, const Tensor& weight, const OptionalTen
     const auto combination = static_cast<int64_t>(Combination::gated);
     return combine_act<Backend>(half(gate_first), half(!gate_first), combination, activation, slope);
   }
-  const Tensor x = as_contiguous(x_in);
+  const Tensor x = as_aligned(x_in);
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = a.out;
-  OptionalTensor moved;
   a.x = x.const_data_ptr();
   a.x_stride = a.in;
-  if (!has_words(a.x, a.x_stride)) {
-    moved = empty(options, sizes_of(x));
-    copy_into(*moved, x);
-    a.x = moved->const_data_ptr();
-  }
   a.bias = data_or_null(bias);
   const Tensor y = empty(options, sizes);
   a.y = y.mutable_data_ptr();

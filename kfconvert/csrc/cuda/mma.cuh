@@ -27,4 +27,49 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t first, uint32_t second, int
   return __byte_perm(first, second, half == 0 ? 0x5410 : 0x7632);
 }
 
+// A float8 number: sign, four bits of exponent and three of mantissa, as torch.float8_e4m3fn.
+struct Float8 {
+  uint8_t bits;
+};
+
+// Two halves of T by an operation of halves, from and to the bits of registers.
+template <class T, class F>
+__device__ __forceinline__ uint32_t of_pairs(uint32_t a, uint32_t b, F operation) {
+  using Pair = std::conditional_t<__is_same(T, __half), __half2, __nv_bfloat162>;
+  Pair pairs[2];
+  memcpy(&pairs[0], &a, 4);
+  memcpy(&pairs[1], &b, 4);
+  const Pair result = operation(pairs[0], pairs[1]);
+  uint32_t bits;
+  memcpy(&bits, &result, 4);
+  return bits;
+}
+
+// Two of the four numbers in `four` as halves of T: the first two, or the last two. Exact, but for float8's NaN, which
+// becomes 480: quantizing a row with NaN gives a NaN scale.
+template <class T, class W>
+__device__ __forceinline__ uint32_t halves_of(uint32_t four, bool last) {
+  const auto subtract = [](auto a, auto b) { return __hsub2(a, b); };
+  const auto multiply = [](auto a, auto b) { return __hmul2(a, b); };
+  if constexpr (__is_same(W, int8_t)) {
+    const uint32_t bytes = __byte_perm(four, 0, last ? 0x4342 : 0x4140);
+    if constexpr (__is_same(T, __half)) {
+      // 1024 + 128 + value, whose last bits are the byte with its sign inverted
+      return of_pairs<T>((bytes ^ 0x00800080) | 0x64006400, 0x64806480, subtract);
+    } else {
+      // 128 + the lower seven bits, minus 128, or minus 256 for a negative value
+      return of_pairs<T>((bytes & 0x007f007f) | 0x43004300, (bytes & 0x00800080) | 0x43004300, subtract);
+    }
+  } else {
+    // The bits are in place but for the bias of the exponent, which a factor corrects.
+    const uint32_t bytes = __byte_perm(four, 0, last ? 0x3424 : 0x1404);
+    const uint32_t sign = bytes & 0x80008000;
+    if constexpr (__is_same(T, __half)) {
+      return of_pairs<T>(sign | (bytes & 0x7f007f00) >> 1, 0x5c005c00, multiply);
+    } else {
+      return of_pairs<T>(sign | (bytes & 0x7f007f00) >> 4, 0x7b807b80, multiply);
+    }
+  }
+}
+
 }  // namespace kfc

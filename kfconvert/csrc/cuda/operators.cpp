@@ -4,8 +4,8 @@
 
 #include "../common/decode_attention.h"
 #include "../common/next_token.h"
+#include "../common/quantized_linear.h"
 #include "../common/register.h"
-#include "../common/skinny_linear.h"
 #include "kernels.h"
 
 namespace kfc {
@@ -189,4 +189,5 @@ STABLE_TORCH_LIBRARY_IMPL(kfconvert, CUDA, m) {
   m.impl("next_token_", TORCH_BOX(&kfc::next_token_<kfc::Cuda>));
   // The libraries of the CPU do well with few rows.
   m.impl("skinny_linear", TORCH_BOX(&kfc::skinny_linear<kfc::Cuda>));
+  m.impl("quantized_linear", TORCH_BOX(&kfc::quantized_linear<kfc::Cuda>));
 }

@@ -1,5 +1,6 @@
 // Products of 1 to 16 rows, as in a step of generation, with bias and activation or gate
 //   x: (rows, in); weight: (out, in) or, transposed, (in, out); y: (rows, out)
+// The weight may be of int8 or float8 numbers, with a factor for each of its rows.
 //
 // Limited by the weight's way from memory. It is read once, in words that become the tensor cores' operands as they
 // are: the inputs are taken in an order that makes those of a word the ones that a lane holds, which changes no sum but
@@ -22,10 +23,32 @@ __device__ __forceinline__ Word<P> stream_word(const T* from) {
   return __ldcg(reinterpret_cast<const Word<P>*>(from));
 }
 
+// Eight elements of a word of the weight as halves of T: the first eight (part 0), or the last.
+template <class T, class W>
+__device__ __forceinline__ uint4 halves_in(const uint4& word, int part) {
+  if constexpr (sizeof(T) == sizeof(W)) {
+    return word;
+  } else {
+    const uint32_t first = part == 0 ? word.x : word.z;
+    const uint32_t second = part == 0 ? word.y : word.w;
+    return make_uint4(halves_of<T, W>(first, false), halves_of<T, W>(first, true), halves_of<T, W>(second, false),
+                      halves_of<T, W>(second, true));
+  }
+}
+
+// The factor of row `at` of the weight.
+__device__ __forceinline__ float factor_of(const SkinnyProduct& a, int64_t at) {
+  if (a.scale_dtype == DType::f16) return widen(static_cast<const __half*>(a.scale)[at]);
+  if (a.scale_dtype == DType::bf16) return widen(static_cast<const __nv_bfloat16*>(a.scale)[at]);
+  return static_cast<const float*>(a.scale)[at];
+}
+
 // act(value + bias) of output `at`, or with `other`, the sum of the other half, act(gate) * up.
 template <class T>
 __device__ __forceinline__ void finish(const SkinnyProduct& a, int64_t row, int64_t at, float value, float other) {
   const T* bias = static_cast<const T*>(a.bias);
+  if (a.scale != nullptr) value *= factor_of(a, at);
+  if (a.scale != nullptr && a.gated) other *= factor_of(a, a.out + at);
   if (bias != nullptr) value += widen(bias[at]);
   if (a.gated) {
     if (bias != nullptr) other += widen(bias[a.out + at]);
@@ -40,13 +63,15 @@ __device__ __forceinline__ void finish(const SkinnyProduct& a, int64_t row, int6
   static_cast<T*>(a.y)[row * a.out + at] = narrow<T>(a.gated ? activated[0] * other : activated[0]);
 }
 
-// A block has 16 rows of the weight at a time, or 8 of each half. TILES: of eight rows of x. STEPS: so many words of
-// each row are in flight for every lane.
-template <class T, int TILES, int WARPS, int STEPS>
+// A block has 16 rows of the weight at a time, or 8 of each half. W: the elements of the weight. TILES: of eight rows
+// of x. STEPS: so many words of each row are in flight for every lane.
+template <class T, class W, int TILES, int WARPS, int STEPS>
 __global__ void __launch_bounds__(32 * WARPS) skinny_rows_kernel(const __grid_constant__ SkinnyProduct a) {
-  using P = Pack<T, 8>;
+  constexpr int kEach = kPackBytes / sizeof(W);  // elements of a word of the weight
+  constexpr int kParts = sizeof(T) / sizeof(W);  // words of x that go with it
+  using P = Pack<W, kEach>;
   // A warp takes whole lines of 128 bytes, in two words a lane.
-  constexpr int kLine = 64;
+  constexpr int kLine = 8 * kEach;
   constexpr int64_t kSpan = WARPS * kLine * STEPS / 2;  // inputs that the block takes at a time
   __shared__ float sums[WARPS][TILES * kRows][kTile + 1];
   const int lane = threadIdx.x % 32;
@@ -54,9 +79,9 @@ __global__ void __launch_bounds__(32 * WARPS) skinny_rows_kernel(const __grid_co
   const int group = lane / 4;
   const int outputs = a.gated ? kTile / 2 : kTile;
   const int64_t tiles = (a.out + outputs - 1) / outputs;
-  const T* weight = static_cast<const T*>(a.weight);
+  const W* weight = static_cast<const W*>(a.weight);
   const auto column = [&](int step) {
-    return warp * kLine + step / 2 * WARPS * kLine + step % 2 * (kLine / 2) + lane % 4 * 8;
+    return warp * kLine + step / 2 * WARPS * kLine + step % 2 * (kLine / 2) + lane % 4 * kEach;
   };
   uint4 w[STEPS][2];
   // Outputs beyond the last read the weight of the last, and are not written.
@@ -87,23 +112,29 @@ __global__ void __launch_bounds__(32 * WARPS) skinny_rows_kernel(const __grid_co
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float c[TILES][4] = {};
     for (int64_t begin = 0; begin < a.in; begin += kSpan) {
-      uint4 x[STEPS][TILES] = {};
+      uint4 x[STEPS][TILES][kParts] = {};
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         const int64_t at = begin + column(step);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-          if (at < a.in) x[step][i] = load_word<P>(rows[i] + at);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            if (at < a.in) x[step][i][part] = load_word<Pack<T, 8>>(rows[i] + at + 8 * part);
+          }
         }
       }
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
-        const uint4 u = w[step][0];
-        const uint4 v = w[step][1];
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) {
-          multiply_add<T>(c[i], u.x, v.x, u.y, v.y, x[step][i].x, x[step][i].y);
-          multiply_add<T>(c[i], u.z, v.z, u.w, v.w, x[step][i].z, x[step][i].w);
+        for (int part = 0; part < kParts; ++part) {
+          const uint4 u = halves_in<T, W>(w[step][0], part);
+          const uint4 v = halves_in<T, W>(w[step][1], part);
+#pragma unroll
+          for (int i = 0; i < TILES; ++i) {
+            multiply_add<T>(c[i], u.x, v.x, u.y, v.y, x[step][i][part].x, x[step][i][part].y);
+            multiply_add<T>(c[i], u.z, v.z, u.w, v.w, x[step][i][part].z, x[step][i][part].w);
+          }
         }
       }
       // What comes next is on its way while the sums are put together.
@@ -221,10 +252,33 @@ void launch_blocks(void (*kernel)(SkinnyProduct), int64_t blocks, const SkinnyPr
   launch_overlapped(kernel, static_cast<unsigned>(blocks), 32 * WARPS, stream, a);
 }
 
-// The numbers of warps and steps are those that were fastest for the layers of LLaMA 1.1B and GPT-2 on an H100.
+// The numbers of warps, steps and blocks are those that were fastest for the layers of LLaMA 8B and 1.1B and Qwen3 0.6B
+// on an H200.
+template <class T, class W, int TILES>
+void launch_rows(const SkinnyProduct& a, cudaStream_t stream) {
+  const int64_t processors = multiprocessors();
+  const int64_t tiles = blocks_of(a.out, a.gated ? kTile / 2 : kTile);
+  const int64_t blocks = tiles < 4 * processors ? tiles : 4 * processors;
+  constexpr bool kBytes = sizeof(W) == 1;
+  if constexpr (TILES > 1) {
+    if (kBytes && tiles > processors) return launch_blocks<8>(skinny_rows_kernel<T, W, TILES, 8, 2>, tiles, a, stream);
+    launch_blocks<8>(skinny_rows_kernel<T, W, TILES, 8, 4>, blocks, a, stream);
+  } else if (kBytes ? tiles > 2 * processors : a.in <= 1024) {
+    launch_blocks<4>(skinny_rows_kernel<T, W, TILES, 4, 8>, tiles, a, stream);
+  } else if constexpr (!kBytes) {
+    launch_blocks<8>(skinny_rows_kernel<T, W, TILES, 8, 8>, blocks, a, stream);
+  } else if (tiles > processors) {
+    launch_blocks<16>(skinny_rows_kernel<T, W, TILES, 16, 2>, blocks, a, stream);
+  } else {
+    launch_blocks<16>(skinny_rows_kernel<T, W, TILES, 16, 4>, blocks, a, stream);
+  }
+}
+
 template <class T, int TILES>
 void launch(const SkinnyProduct& a, cudaStream_t stream) {
   const int64_t processors = multiprocessors();
+  if (a.numbers == Numbers::int8) return launch_rows<T, int8_t, TILES>(a, stream);
+  if (a.numbers == Numbers::float8) return launch_rows<T, Float8, TILES>(a, stream);
   if (a.transposed) {
     // Small layers take narrow blocks, so that there are enough of them.
     if (a.out > 16 * processors) {
@@ -232,15 +286,7 @@ void launch(const SkinnyProduct& a, cudaStream_t stream) {
     }
     return launch_blocks<16>(skinny_columns_kernel<T, 16, TILES, 16, 6>, blocks_of(a.out, 16), a, stream);
   }
-  const int64_t tiles = blocks_of(a.out, a.gated ? kTile / 2 : kTile);
-  const int64_t blocks = tiles < 4 * processors ? tiles : 4 * processors;
-  if constexpr (TILES > 1) {
-    launch_blocks<8>(skinny_rows_kernel<T, TILES, 8, 4>, blocks, a, stream);
-  } else if (tiles <= 2 * processors) {
-    launch_blocks<16>(skinny_rows_kernel<T, TILES, 16, 4>, blocks, a, stream);
-  } else {
-    launch_blocks<16>(skinny_rows_kernel<T, TILES, 16, 2>, blocks, a, stream);
-  }
+  launch_rows<T, T, TILES>(a, stream);
 }
 
 template <class T>

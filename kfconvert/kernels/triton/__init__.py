@@ -10,7 +10,6 @@ tensors.
 
 from ...ops.declaration import OPERATORS
 from . import attention as _attention  # registers its kernel
-from . import quantized_linear as _quantized_linear  # likewise
 from .combine import *
 from .linear import *
 from .norms import *

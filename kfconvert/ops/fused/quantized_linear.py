@@ -1,7 +1,8 @@
 """quantized_linear: ``y = (x W^T) * scale`` with a weight of int8 or float8 numbers, and a scale for each of its rows.
 
-Plain ATen casts the whole weight in each call. kernels.triton has a CUDA kernel for a few rows of a half type, as in a
-step of generation, which reads only the quantized weight.
+Plain ATen casts the whole weight in each call. On CUDA, a dedicated kernel computes up to 16 rows of a half type, as in
+a step of generation, and reads only the quantized weight. In a CUDA graph, it reads the weight before earlier kernels
+have finished, so nothing in the graph may write to the weight.
 """
 
 import torch
@@ -15,10 +16,9 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def takes_few_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether Triton's kernel accepts x (..., in) and weight (out, in)."""
+    """Whether the CUDA kernel accepts x (..., in) and weight (out, in)."""
     few = 0 < x.numel() <= _MOST_ROWS * weight.shape[1]
-    is_aligned = weight.stride(1) == 1 and weight.shape[1] % 16 == 0
-    return x.dtype in _HALF_TYPES and few and is_aligned and x.is_cuda and has_kernels(x)
+    return x.is_cuda and x.dtype in _HALF_TYPES and few and weight.shape[1] % 16 == 0 and has_kernels(x)
 
 
 def check(x, weight, scale):
@@ -34,4 +34,5 @@ def _compose(x, weight, scale):
 
 
 # x: (..., in); weight: (out, in), int8 or float8_e4m3fn; scale: out elements. Returns (..., out). No gradients.
+# On CUDA, raises RuntimeError for x and weight that ``takes_few_rows`` refuses.
 quantized_linear = define("quantized_linear(Tensor x, Tensor weight, Tensor scale) -> Tensor", _compose)
