@@ -17,6 +17,8 @@ Path = tuple[str, ...]
 def inner_tensor(tensor: Any, path: Path) -> Any:
     """Returns the inner tensor of ``tensor`` at ``path``. Raises AttributeError if there is none."""
     for name in path:
+        if name not in tensor.__tensor_flatten__()[0]:
+            raise AttributeError(f"a {type(tensor).__name__} has no inner tensor {name!r}")
         tensor = getattr(tensor, name)
     return tensor
 

@@ -36,11 +36,13 @@ from ..patterns import only_own
 from ..process import garbage_collected_once, level_outside, one_at_a_time
 from ..runtime import OnMiss
 from .companions import remember_origin
-from .errors import ArtifactError
+from .errors import ArtifactError, reading
 from .pretrained import extend_save_pretrained
+from .quantized import unflattened
 from .record import read_checked, read_json, read_record
 from .replay import config_of, replay
 from .schema import BUFFERS_FILE, GRAPHS_FILE, weights_files
+from .tensor_files import read_tensors
 from .weights import fill, fill_buffers
 
 
@@ -113,9 +115,12 @@ def _original(
     device: torch.device,
 ) -> nn.Module:
     """Returns the original model with its weights in eval mode on ``device``."""
-    tensors: dict[str, Tensor] = {}
+    tensors, metadata, quantized = dict[str, Tensor](), dict[str, str](), record.get("quantized", {})
     for file in weights_files(record["files"]):
-        tensors |= read_checked(folder, record, file, load_file)
+        found, described = read_checked(folder, record, file, read_tensors)
+        tensors, metadata = tensors | found, metadata | described
+    with reading(folder):
+        tensors = unflattened(tensors, metadata, quantized, device)
     # Without a checksum, a file of this name belongs to another artifact.
     with_buffers = BUFFERS_FILE in record["files"]
     buffers = read_checked(folder, record, BUFFERS_FILE, load_file) if with_buffers else {}

@@ -17,6 +17,7 @@ from ..process import one_at_a_time
 from .checksums import checksum
 from .companions import CONFIG_FILES, is_of_diffusers
 from .errors import ArtifactError, reading, writing
+from .quantized import flattened
 from .record import read_json
 from .saving import record_of, write_for_load
 from .schema import DIFFUSION_WEIGHTS_FILE, RECORD_FILE, WEIGHTS_FILE
@@ -103,7 +104,7 @@ def _complete(model: nn.Module, folder: Path) -> bool:
         with one_at_a_time(), folders.replacing(folder) as partial:  # see ``save``
             state = checked_state(model)
             record = record_of(model, state)
-            key = missing_from(shapes, state)
+            key = missing_from(shapes, flattened(state)[0])
             if key is not None:
                 raise ArtifactError(f"{folder} does not contain the weights of the model unchanged: {key!r}")
             write_for_load(model, partial, record, state.keys(), others)

@@ -25,6 +25,7 @@ from .checksums import has_checksum
 from .companions import COMPANIONS, is_of_diffusers, is_of_transformers, write_companions
 from .errors import ArtifactError, writing
 from .graphs import stored_graphs
+from .quantized import flattened, tuples_in
 from .record import read_record, sealed
 from .results import report_of
 from .schema import BUFFERS_FILE, FORMAT, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
@@ -54,7 +55,8 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     """Write the converted ``model`` to the folder ``path`` and return it.
 
     The weights file contains the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it.
-    Buffers outside of the state dict, such as position tables, are in a separate file.
+    Weights quantized by torchao are in the format of ``torchao.prototype.safetensors``. Buffers outside of the state
+    dict, such as position tables, are in a separate file.
     For a Hugging Face model, the folder also contains its configuration and the files of its tokenizer or processor,
     so that ``from_pretrained`` reads it. ``report.html`` shows what was converted.
     The files of an existing artifact are replaced once the new ones are complete; after any error before, the artifact
@@ -66,9 +68,9 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
             modified after construction, ``load`` needs ``model=``.
 
     Raises:
-        ArtifactError: ``model`` is not a converted model, its state contains other objects than plain tensors, or it
-            runs a user's function without an importable name. Also if ``path`` contains something else, or the disk is
-            full, read-only or not permitted.
+        ArtifactError: ``model`` is not a converted model, its state contains other objects than plain tensors and
+            quantized weights of torchao, or it runs a user's function without an importable name. Also if ``path``
+            contains something else, or the disk is full, read-only or not permitted.
     """
     target = folders.expanded(path)
     check_target(target)
@@ -77,7 +79,8 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     with one_at_a_time(), writing(target), folders.replacing(target) as folder:
         state = checked_state(model)
         record = record_of(model, state, source)
-        write_tensors(state, folder / WEIGHTS_FILE)
+        tensors, metadata = flattened(state)
+        write_tensors(tensors, folder / WEIGHTS_FILE, metadata)
         write_companions(model, folder)
         write_for_load(model, folder, record, state.keys())
     # Unmodified files of the previous artifact that the new one does not have, such as a tokenizer.
@@ -142,6 +145,7 @@ def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any]
         ],
         "statistics": statistics,
         "state_metadata": state_metadata(state),
+        "quantized": tuples_in(state),
     }
 
 

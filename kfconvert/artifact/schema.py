@@ -99,6 +99,7 @@ class Record(_Part):
     parts: list[_Submodules]
     statistics: _Statistics
     state_metadata: dict[str, dict[str, Any]]
+    quantized: dict[str, list[str]] = {}  # the attributes with tuples of each quantized weight
     files: dict[str, str]  # the checksum of each other file
     checksum: str
 

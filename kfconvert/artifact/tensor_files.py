@@ -1,4 +1,4 @@
-"""Writes a safetensors file. Several threads copy tensors to the CPU and write them.
+"""Reads and writes safetensors files. Several threads copy tensors to the CPU and write them.
 
 The library's ``save_file`` needs copies of all tensors on the CPU, and writes them in one thread.
 """
@@ -8,13 +8,19 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from safetensors.torch import save as as_bytes
-from torch import Tensor
+from torch import Tensor, nn
+
+from ..torch_state import is_dense
 
 _METADATA = {"format": "pt"}
 _ALIGNMENT = 8  # bytes
@@ -33,7 +39,29 @@ def kind_of(dtype: torch.dtype) -> tuple[str, int]:
     return found["dtype"], found["shape"][0]
 
 
-def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+def unstorable(value: Any) -> str | None:
+    """Returns why a file cannot contain ``value``; None if it can."""
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}; only tensors can be stored safely"
+    if type(value) not in (Tensor, nn.Parameter):
+        return f"is a {type(value).__name__}, not a plain tensor: it cannot be stored"
+    if value.is_meta or not is_dense(value):
+        return "is sparse, quantized, nested or without data: it cannot be stored"
+    try:
+        kind_of(value.dtype)
+    except KeyError:
+        return f"has the dtype {value.dtype}, which cannot be stored"
+    return None
+
+
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Returns the tensors in ``file`` and its metadata."""
+    with safe_open(file, framework="pt") as stored:
+        metadata = stored.metadata() or {}
+    return load_file(file), metadata
+
+
+def write_tensors(tensors: dict[str, Tensor], file: Path, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
     """Writes dense ``tensors`` to ``file``. It contains a tensor under two names twice, as strict loading needs both.
 
     Raises:
@@ -41,7 +69,7 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     """
     # Larger elements first, so that each tensor is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": _METADATA}
+    header: dict[str, Any] = {"__metadata__": {**metadata, **_METADATA}}
     starts, end = dict[str, int](), 0
     for name in order:
         tensor, (dtype, count) = tensors[name], kind_of(tensors[name].dtype)

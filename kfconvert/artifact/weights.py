@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..accuracy import is_same_tensor
 from ..conversion import first_line
-from ..torch_state import is_dense
 from .errors import ArtifactError
-from .tensor_files import kind_of
+from .quantized import is_same_quantized, unstorable_wrapper
+from .tensor_files import unstorable
 
 # The entry that safetensors reserves in a file; it writes a tensor of that name, but cannot read it.
 _OF_FORMAT = "__metadata__"
@@ -54,23 +55,12 @@ def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tenso
 
 
 def _unstorable(key: str, value: Any) -> str | None:
-    """Returns why a portable weights file cannot contain the state ``value`` under ``key``; None if it can.
-
-    A subclass of Tensor may keep its data elsewhere, in several tensors, or distributed: quantized weights do.
-    """
+    """Returns why a portable weights file cannot contain the state ``value`` under ``key``; None if it can."""
     if key == _OF_FORMAT:
         return "has a name that safetensors reserves: it cannot be stored"
-    if not isinstance(value, Tensor):
-        return f"is a {type(value).__name__}; only tensors can be stored safely"
-    if type(value) not in (Tensor, nn.Parameter):
-        return f"is a {type(value).__name__}, not a plain tensor: it cannot be stored"
-    if value.is_meta or not is_dense(value):
-        return "is sparse, quantized, nested or without data: it cannot be stored"
-    try:
-        kind_of(value.dtype)
-    except KeyError:
-        return f"has the dtype {value.dtype}, which cannot be stored"
-    return None
+    if isinstance(value, nn.Parameter) and is_traceable_wrapper_subclass(value):
+        return unstorable_wrapper(value)
+    return unstorable(value)
 
 
 def fill(
@@ -81,7 +71,8 @@ def fill(
     device: torch.device,
 ) -> None:
     """Loads ``tensors`` of the artifact in ``folder`` strictly; parameters and buffers get the stored dtypes. For keys
-    of one shared tensor in ``model``, one key is enough, as in files from ``save_pretrained``.
+    of one shared tensor in ``model``, one key is enough, as in files from ``save_pretrained``. Quantized tensors, which
+    are on ``device``, become new parameters.
 
     The weights go straight to ``device`` if ``model`` is on another device: its memory there is not even written.
 
@@ -91,8 +82,9 @@ def fill(
     Raises:
         ArtifactError: the tensors do not fit.
     """
-    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     copies, placed = _loads_by_copies(model), dict[int, Tensor]()
+    tensors = tensors | _place_quantized(model, tensors, copies)
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for key, own in chain(parameters, buffers):
         if key not in tensors or id(own) in placed:
             continue
@@ -111,7 +103,7 @@ def fill(
     for keys in tied.values():
         stored = [key for key in keys if key in tensors]
         for key in stored[1:]:
-            if not is_same_tensor(tensors[key], tensors[stored[0]]):
+            if tensors[key] is not tensors[stored[0]] and not is_same_tensor(tensors[key], tensors[stored[0]]):
                 found = f"{stored[0]} and {key} are one tensor, but two in the artifact"
                 raise ArtifactError(f"{folder}: the weights do not fit: {found}")
         if stored:
@@ -128,6 +120,28 @@ def fill(
         more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
         detail = lines[1] if len(lines) > 1 else lines[0]
         raise ArtifactError(f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}") from error
+
+
+def _place_quantized(model: nn.Module, tensors: dict[str, Tensor], copies: bool) -> dict[str, Tensor]:
+    """Replaces the parameters of ``model`` for which ``tensors`` has a quantized tensor of the same shape, and returns
+    the values to load into the new parameters. Parameters that were one stay one if their tensors are equal.
+
+    Args:
+        copies: whether the model loads by copies; the new parameters are then these tensors.
+    """
+    made, values = defaultdict[int, list[tuple[Tensor, nn.Parameter]]](list), dict[str, Tensor]()
+    for key, own in list(model.named_parameters(remove_duplicate=False)):
+        stored = tensors.get(key)
+        if stored is None or not is_traceable_wrapper_subclass(stored) or stored.shape != own.shape:
+            continue
+        found = next((pair for pair in made[id(own)] if is_same_quantized(pair[0], stored)), None)
+        if found is None:
+            parameter = nn.Parameter(stored if copies else stored.clone(), requires_grad=False)
+            made[id(own)].append(found := (parameter if copies else stored, parameter))
+        path, _, name = key.rpartition(".")
+        values[key], parameter = found
+        setattr(model.get_submodule(path), name, parameter)
+    return values
 
 
 def _is_alike(own: Tensor, stored: Tensor) -> bool:

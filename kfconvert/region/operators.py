@@ -34,9 +34,11 @@ _ATEN = frozenset(
     tensor_split threshold tile to topk transpose tril triu trunc type_as unbind unflatten unfold unsqueeze
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     var var_mean vdot view view_as view_as_complex view_as_real vstack where xlogy zeros zeros_like __and__ __or__
-    __xor__ _assert_tensor_metadata _log_softmax _softmax _to_copy _unsafe_view _weight_norm
+    __xor__ _assert_tensor_metadata _int_mm _log_softmax _scaled_mm _softmax _to_copy _unsafe_view _weight_norm
     """.split()
 )
+# Operators of torchao, of activations that are quantized and of weights with small integers.
+_TORCHAO = frozenset(("choose_qparams_affine", "dequantize_affine", "quantize_affine"))
 # Python functions of sizes, and getitem for results of operators.
 _NAMES: dict[Any, str] = {
     **{getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")},
@@ -59,13 +61,11 @@ def operator_named(name: str) -> Any:
         return _OF_PYTHON[name]
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
-    # kfconvert's operators exist once their library is loaded. A lookup loads no other library.
-    if namespace == "kfconvert" and hasattr(torch.ops.kfconvert, packet):
-        found: Any = getattr(getattr(torch.ops.kfconvert, packet), overload, None)
-    elif namespace == "aten" and packet in _ATEN:
-        found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    else:
-        found = None
+    # The operators of libraries exist once these are loaded. A lookup loads no library.
+    allowed = {"aten": packet in _ATEN, "torchao": packet in _TORCHAO, "kfconvert": True}
+    found: Any = None
+    if allowed.get(namespace):
+        found = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload) or not _only_computes(found):
         raise Unstorable(f"{name[:100]!r} is not an operator that a stored graph may call")
     return found

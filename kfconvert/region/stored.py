@@ -32,7 +32,7 @@ from .region import Region
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = (*Writer.records, Guard, TensorGuard, TreeForm)
-_FIELDS = ("inputs", "slots", "constants", "outputs", "reads", "default_device", "guard")
+_FIELDS = ("inputs", "slots", "inner", "constants", "outputs", "reads", "default_device", "guard")
 # Annotations of nodes, see ``graph``, that need no conversion.
 _MARKS = ("kfconvert_order", "kfconvert_laid_out", "kfconvert_value")
 _FEW = 64  # maximum number of elements of a stored constant
@@ -78,8 +78,8 @@ class _GraphWriter(Writer):
     records = _RECORDS
 
     def __init__(self, region: Region):
-        if region.inner:
-            raise Unstorable("it reads tensors inside of distributed or quantized weights")
+        if region.shards:
+            raise Unstorable("it reads shards of distributed parameters")
         if region.autocast is not None:
             raise Unstorable("it was traced under autocast")
         self._region = region

@@ -6,23 +6,25 @@ import functools
 import json
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..runtime import settings_of, without_conversion
 from .common import ZooError
 
-# Attributes that do not affect the computation: device and origin, entries of a conversion, and notes of transformers
-# on loading, and of accelerate on training.
+# Attributes that do not affect the computation: device and origin, entries of a conversion, notes of transformers on
+# loading, and of accelerate on training, and the text that torchao assigns.
 _OF_THE_PLACE = {
     "training", "_is_hf_initialized", "_commit_hash", "_name_or_path", "name_or_path", "transformers_version",
     "_compiled_call_impl", "_parameters", "_buffers", "_modules", "architectures", "model_type", "warnings_issued",
     "_original_object_hash", "vocab_size", "_is_accelerate_prepared", "require_backward_grad_sync",
-    "require_forward_param_sync",
+    "require_forward_param_sync", "extra_repr",
 }  # fmt: skip
 _CALLED = (types.BuiltinFunctionType, type)
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if "hooks" in name and isinstance(value, dict))
@@ -36,7 +38,7 @@ def is_made_alike(model: nn.Module, other: nn.Module) -> bool:
     ours, theirs = dict(model.named_modules()), dict(other.named_modules())
     return (
         ours.keys() == theirs.keys()
-        and _ties(model) == _ties(other)
+        and _ties(model) == _ties(other, _wrappers(model))
         and all(_is_alike(ours[name], theirs[name]) for name in ours)
     )
 
@@ -54,10 +56,17 @@ def reproduced(
     return recipe if is_made_alike(model, again) else None
 
 
-def _ties(model: nn.Module) -> list[list[str]]:
-    names: dict[int, list[str]] = {}
+def _wrappers(model: nn.Module) -> dict[str, int]:
+    """The number of each parameter that wraps other tensors. These replace tied weights: quantization unties them."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name: id(parameter) for name, parameter in parameters if is_traceable_wrapper_subclass(parameter)}
+
+
+def _ties(model: nn.Module, wrappers: Mapping[str, int] = MappingProxyType({})) -> list[list[str]]:
+    """The names of each tied parameter, after those in ``wrappers`` became other ones."""
+    names: dict[tuple[int, int | None], list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+        names.setdefault((id(parameter), wrappers.get(name)), []).append(name)
     return [group for group in names.values() if len(group) > 1]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...inputs import class_name
 from ...region import Read
@@ -102,11 +103,24 @@ def _structure(model: nn.Module, places: dict[int, str]) -> Iterator[str]:
         yield f"{path} is {places[id(module)]}, {bases}, {module.training}"
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             yield f"{path}: {key} is {_described(tensor, places)}"
+            yield from _inside(tensor)
+
+
+def _inside(tensor: Tensor | None) -> Iterator[str]:
+    """Describes the inner tensors and the settings of a quantized weight."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, settings = tensor.__tensor_flatten__()
+        yield f"{settings}"
+        for name in names:
+            inner = getattr(tensor, name)
+            yield f"{name} is {_described(inner)}"
+            yield from _inside(inner)
 
 
 def _code(model: nn.Module, code: Code) -> Iterator[str]:
     """The code of the model: the user's files by contents, libraries by version, and functions by name."""
-    bases = {base.__module__ for module in model.modules() for base in type(module).__mro__}
+    tensors = [each for module in model.modules() for each in (*module._parameters.values(), *module._buffers.values())]
+    bases = {base.__module__ for each in (*model.modules(), *tensors) for base in type(each).__mro__}
     for name in sorted(bases | {function.__module__ or "" for function in code.functions}):
         module = sys.modules.get(name if is_of_project(name) else name.partition(".")[0])
         yield f"{name} {_digest_of(module) if is_of_project(name) else getattr(module, '__version__', '')}"

@@ -57,8 +57,8 @@ def configurations(model: nn.Module) -> list[Any]:
 
 
 def _attributes(modules: Any) -> list[Any]:
-    # Only generate() reads the generation_config, no forward does.
-    left_out = OF_EVERY_MODULE | OF_CONVERSION | {"generation_config"}
+    # Only generate() reads the generation_config, and only repr() the extra_repr that torchao assigns; no forward does.
+    left_out = OF_EVERY_MODULE | OF_CONVERSION | {"generation_config", "extra_repr"}
     return [value for module in modules for name, value in vars(module).items() if name not in left_out]
 
 
