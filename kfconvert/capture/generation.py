@@ -47,7 +47,7 @@ OF_STEP = frozenset(
     """input_ids attention_mask position_ids past_key_values cache_params use_cache logits_to_keep return_dict
     decoder_input_ids decoder_attention_mask decoder_position_ids encoder_outputs""".split()
 )
-_DECODER_MASK = "decoder_attention_mask"
+_MASK, _DECODER_MASK = "attention_mask", "decoder_attention_mask"
 # The additional room of the static cache in traces.
 SPARE = 8
 
@@ -88,8 +88,9 @@ def capture_generation(
             steps are captured. If it returns no cache, only calls without one are captured.
         put_back: restores the state of the model from before a call.
         static: whether to capture the step on a static cache as well (see ``kfconvert.generation``).
-        fewest: capture only the forms for greedy decoding without padding: the prompt, and the step on a static cache
-            if requested and available, or else on a growing cache; for encoder-decoders with and without a mask.
+        fewest: capture only the forms for greedy decoding: the prompt, and the step on a static cache if requested and
+            available, or else on a growing cache. Forms with a mask of padding are added if ``call`` has one, and for
+            encoder-decoders.
         seconds: the limit of processor time for each form.
         known: returns the captures that need no trace.
     """
@@ -100,7 +101,8 @@ def capture_generation(
     of_tokens = holds_tokens(prompt) and not is_encoder_decoder(model)
     has_prompts = isinstance(first, Capture) and (not of_tokens or "sequence" in first.region.guard.free)
     has_caches = not isinstance(first, Capture) or first.region.has_caches
-    for generation in _generation_calls(model, prompt, put_back, static, fewest, has_prompts):
+    masks = _masks(model, call, fewest)
+    for generation in _generation_calls(model, prompt, put_back, static, fewest, masks, has_prompts):
         if not has_caches and caches_in(generation.call.kwargs.values()):
             continue  # calls as the example's are without one
         budget = Budget(seconds)
@@ -115,27 +117,40 @@ def capture_generation(
     return found
 
 
+def _masks(model: nn.Module, call: ExampleCall, fewest: bool) -> tuple[bool, ...]:
+    """Whether to capture forms without and with a mask of padding. Encoder-decoders pass on every given mask, even
+    without padding; other models of transformers drop a mask of ones."""
+    is_padded = _arguments(model, call).get(_MASK) is not None
+    return (False, True) if is_padded or not fewest or is_encoder_decoder(model) else (False,)
+
+
 def _generation_calls(
-    model: nn.Module, prompt: Tensor, put_back: Callable[[], None], static: bool, fewest: bool, prompts: bool
+    model: nn.Module,
+    prompt: Tensor,
+    put_back: Callable[[], None],
+    static: bool,
+    fewest: bool,
+    masks: tuple[bool, ...],
+    prompts: bool,
 ) -> list[GenerationCall]:
-    """The calls of ``model.generate`` for the ``prompt``, without and with a mask, and its step on a static cache if
+    """The calls of ``model.generate`` for the ``prompt``, with each of the ``masks``, and its step on a static cache if
     requested; only the steps without ``prompts``; none where the method raises."""
     observed: list[list[GenerationCall]] = []
     on_static = None
-    # Encoder-decoders pass on every given mask, even without padding.
-    both = is_encoder_decoder(model)
-    for masked in (False, True) if static or both or not fewest else (False,):
+    # The step on a static cache needs a mask. transformers may drop a mask of ones, and with it that of unused entries.
+    for masked in sorted({*masks, True} if static else masks):
         try:
-            observed.append(_observed(model, prompt, masked))
-            # transformers may drop a mask of ones, and with it the mask of unused cache entries.
-            if static and masked and observed[-1]:
-                on_static = _on_static_cache(model, observed[-1][-1])
+            calls = _observed(model, prompt, masked)
+            if static and masked and calls:
+                on_static = _on_static_cache(model, calls[-1])
+            if masked in masks:
+                observed.append(calls)
         except Exception:  # its configuration may have any effect
             continue
         finally:
             put_back()
-    if fewest:
-        observed = [calls[:1] if on_static else calls for calls in (observed if both else observed[:1])]
+    if fewest and on_static:
+        observed = [calls[:1] for calls in observed]
     if not prompts:
         observed = [calls[1:] for calls in observed]
     found: dict[Any, GenerationCall] = {}
@@ -194,7 +209,7 @@ def _static(step: ExampleCall, spare: int | None = None) -> ExampleCall | None:
         return None
     lengths = {layer.get_seq_length() for layer in growing.layers if hasattr(layer, "keys")}
     length = max(lengths, default=0)
-    of_tokens = "attention_mask" if growing is past else _DECODER_MASK
+    of_tokens = _MASK if growing is past else _DECODER_MASK
     mask = changed.get(of_tokens)
     if lengths and (mask is None or lengths != {mask.shape[1] - 1}):
         return None
@@ -226,17 +241,20 @@ def prompt_of(model: nn.Module, call: ExampleCall, new_tokens: int = 0) -> Tenso
     It is cut where its positions, including ``new_tokens`` more, would exceed a position table."""
     if not callable(getattr(model, "generate", None)):
         return None
-    try:
-        arguments = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
-    except TypeError:
-        return None
-    prompt = arguments.get(getattr(model, "main_input_name", "input_ids"))
+    prompt = _arguments(model, call).get(getattr(model, "main_input_name", "input_ids"))
     if not isinstance(prompt, Tensor) or prompt.dim() < 2:
         return None
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if holds_tokens(prompt) and isinstance(most, int) and most > new_tokens:
         return prompt[:, : most - new_tokens]
     return prompt
+
+
+def _arguments(model: nn.Module, call: ExampleCall) -> dict[str, Any]:
+    try:
+        return inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
+    except TypeError:
+        return {}
 
 
 def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[GenerationCall]:
@@ -273,7 +291,7 @@ def _calls(model: nn.Module, prompt: Tensor, masked: bool, count: int = CALLS) -
         # transformers does not pass on a mask of ones.
         mask = torch.ones(prompt.shape[0], prompt.shape[-1], dtype=torch.long, device=prompt.device)
         mask[0, 0] = 0
-        inputs["attention_mask"] = mask
+        inputs[_MASK] = mask
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     generate: Any = model.generate
     try:

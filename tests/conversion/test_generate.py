@@ -371,6 +371,17 @@ def test_a_cache_grows(device, family, monkeypatch):
     assert_same(model, fused, length=40, max_new_tokens=100)
 
 
+def test_an_example_with_a_mask_adds_padded_prompts():
+    torch.manual_seed(0)
+    model = FAMILIES["llama"]().double().eval()
+    ids = torch.randint(3, 64, (2, 6))
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    fused = ModelConverter(select="all", effort="fast", new_tokens=0).convert_model(model, example_inputs=example)
+    for padded in (True, False):
+        assert_same(model, fused, padded=padded)
+    assert not fused.kfconvert_info()["guard"]["misses"]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_prompts_of_one_length_are_replayed(family):
