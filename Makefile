@@ -35,7 +35,7 @@ CPP_FILES := $(shell find kfconvert scripts \( -name '*.h' -o -name '*.cpp' -o -
 DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipykernel
 
 # Further packages for tests marked `heavy`.
-HEAVY_PACKAGES := torch-geometric ray[data] litserve
+HEAVY_PACKAGES := torch-geometric ray[data,serve] litserve
 
 IMAGE := docker build --target cpu --tag kfconvert . && docker run --rm kfconvert doctor
 

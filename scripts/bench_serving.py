@@ -1,16 +1,22 @@
-"""Requests a second, and how long one takes, of examples/serve_litserve.py: the model as it was, and converted.
+"""Answers per second, and response times, of the services in examples/: the original model, and the converted one.
 
     PYTHONPATH=. python scripts/bench_serving.py [--small] [--device cuda] [--clients 64] [--requests 50]
+    PYTHONPATH=. python scripts/bench_serving.py language-model --clients 32
+    PYTHONPATH=. python scripts/bench_serving.py diffusion --clients 32 --requests 10
+    PYTHONPATH=. python scripts/bench_serving.py ray --replicas 2
 
-So many clients ask the service on this machine at a time, each the next image when it has its answer. Each answer is
-compared with what the model says of that image alone: one that does not come is lost, one that is far from it wrong,
-and one that is that of another image mixed up. Where there is any of these, the exit code is 1.
+The clients send requests at the same time, each the next one when it has its answer. Each answer is compared with the
+output of the original model for that request alone. An answer that does not arrive is lost. A far answer is wrong, or
+mixed up if it belongs to another request. "first ms" is the median time to the first line of an answer. "fallbacks"
+counts calls of the converted model that ran original code.
+
+With Ray Serve, the script kills a replica during a further run, and measures again when the new replica answers. The
+exit code is 1 if an answer is lost, wrong or mixed up, or if there are fallbacks.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import http.client
 import json
@@ -23,37 +29,42 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from bench_serving_answers import EXAMPLES, SERVICES
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-
-from serve_litserve import as_input, classifier, images  # noqa: E402
-
-SECONDS_TO_START = 300
+SECONDS_TO_START = 600
+SECONDS_TO_END = 30
 SECONDS_TO_ANSWER = 60
-KINDS = 32  # of images; each is asked for many times
-TOLERANCE = 0.005  # of the largest score: batches of another size take other kernels, and TF32 rounds
+BAD = ("lost", "wrong", "mixed up")
+
+
+class Response(NamedTuple):
+    """What a client received for a request of one kind: None without an answer."""
+
+    kind: int
+    text: bytes | None
+    first: float
+    seconds: float
+
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in (self.text or b"").splitlines()]
 
 
 class Load:
-    """What became of the requests of all clients.
+    """The responses to all requests of all clients.
 
     Args:
-        bodies: the request for each kind of image.
-        expected: (kinds, scores) what the model says of each kind alone.
+        service: the requests, and the check of their answers.
     """
 
-    def __init__(self, port: int, bodies: list[bytes], expected: torch.Tensor):
-        self.port, self.bodies, self.expected = port, bodies, expected
-        self.outcomes: Counter[str] = Counter()
-        self.seconds: list[float] = []  # of each request that was answered
-        self._lock = threading.Lock()
+    def __init__(self, port: int, service: Any):
+        self.port, self.service = port, service
+        self.responses: list[Response] = []
 
     def run(self, clients: int, requests: int) -> float:
-        """Seconds that ``clients`` took for ``requests`` each."""
+        """Returns the seconds in which each of the ``clients`` received the answers to so many ``requests``."""
         begun = threading.Barrier(clients + 1)
         threads = [
             threading.Thread(target=self._client, args=(number, requests, begun), daemon=True)
@@ -71,42 +82,67 @@ class Load:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS_TO_ANSWER)
         begun.wait()
         for count in range(requests):
-            kind = (number + count) % len(self.bodies)
-            start = time.perf_counter()
+            kind = (number + count) % len(self.service.bodies)
+            start = first = time.perf_counter()
+            text = None
             try:
-                connection.request("POST", "/predict", self.bodies[kind], {"Content-Type": "application/json"})
+                connection.request("POST", "/predict", self.service.bodies[kind], {"Content-Type": "application/json"})
                 response = connection.getresponse()
-                answer, status = response.read(), response.status
+                line = response.readline()
+                first = time.perf_counter()
+                answer = line + response.read()
+                text = answer if response.status == 200 else None
             except (OSError, http.client.HTTPException):
-                connection.close()  # the next request opens it anew
-                status = None
-            seconds = time.perf_counter() - start
-            outcome = self._outcome(kind, json.loads(answer)["scores"]) if status == 200 else "lost"
-            with self._lock:
-                self.outcomes[outcome] += 1
-                if outcome != "lost":
-                    self.seconds.append(seconds)
+                connection.close()  # the next request opens it again
+            self.responses.append(Response(kind, text, first - start, time.perf_counter() - start))
         connection.close()
 
-    def _outcome(self, kind: int, scores: list[float]) -> str:
-        if len(scores) != self.expected.shape[1]:
-            return "wrong"
-        distances = (self.expected - torch.tensor(scores)).abs().amax(1)
-        allowed = TOLERANCE * self.expected.abs().max()
-        if distances[kind] <= allowed:
-            return "right"
-        return "mixed up" if distances.min() <= allowed else "wrong"
+    def outcomes(self) -> tuple[Counter[str], int, int | None]:
+        """Returns the number of answers by outcome, their units, and the fallbacks that they report."""
+        counts: Counter[str] = Counter()
+        units, fallbacks = 0, []
+        for response in self.responses:
+            try:
+                lines = response.lines()
+                value = self.service.value(lines)
+            except (ValueError, KeyError, TypeError):  # no answer, or a part of one
+                counts["lost"] += 1
+                continue
+            counts[self.service.outcome(response.kind, value)] += 1
+            units += self.service.units(value)
+            fallbacks.append(lines[-1].get("fallbacks"))
+        known = [each for each in fallbacks if each is not None]
+        return counts, units, max(known, default=None)
+
+    def replicas(self) -> set[int]:
+        """The processes that answered."""
+        return {response.lines()[-1]["replica"] for response in list(self.responses) if response.text}
+
+
+def reported(name: str, load: Load, seconds: float) -> int:
+    """Prints a row, and returns how many answers are bad, and fallbacks."""
+    counts, units, fallbacks = load.outcomes()
+    answered = [response for response in load.responses if response.text is not None]
+    times = [[each.seconds for each in answered], [each.first for each in answered]]
+    p50, p99, first = (
+        f"{1e3 * torch.tensor(values, dtype=torch.float64).quantile(share):.1f}" if answered else "-"
+        for values, share in ((times[0], 0.5), (times[0], 0.99), (times[1], 0.5))
+    )
+    bad = [counts[each] for each in BAD]
+    row = f"{name:<10}{units / seconds:>12.1f}{p50:>10}{p99:>10}{first:>10}"
+    print(row + "".join(f"{count:>10}" for count in bad) + f"{'-' if fallbacks is None else fallbacks:>11}", flush=True)
+    return sum(bad) + (fallbacks or 0)
 
 
 @contextlib.contextmanager
-def served(arguments: list[str]) -> Iterator[int]:
+def served(script: str, arguments: list[str]) -> Iterator[int]:
     """The port of a service with these arguments, which ends with the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = os.pathsep.join(filter(None, (str(EXAMPLES.parent), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
-        [sys.executable, EXAMPLES / "serve_litserve.py", "--port", str(port), *arguments],
+        [sys.executable, EXAMPLES / script, "--port", str(port), *arguments],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -123,6 +159,9 @@ def served(arguments: list[str]) -> Iterator[int]:
             time.sleep(0.2)
         yield port
     finally:
+        process.terminate()  # Ray ends its processes then
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -139,45 +178,53 @@ def _is_ready(port: int) -> bool:
         connection.close()
 
 
-def kinds(small: bool, device: str) -> tuple[list[bytes], torch.Tensor]:
-    """(bodies of requests, what the model says of each image alone)"""
-    model, size = classifier(small)
-    pixels = images(KINDS, size)
-    with torch.no_grad():
-        expected = torch.cat([model.to(device)(as_input(image[None]).to(device)).cpu() for image in pixels])
-    apart = (expected[:, None] - expected).abs().amax(2).fill_diagonal_(float("inf")).min()
-    if apart < 5 * TOLERANCE * expected.abs().max():
-        raise SystemExit("the answers for two images are so near that none could be told to be mixed up")
-    bodies = [json.dumps({"image": base64.b64encode(bytes(image.flatten())).decode()}).encode() for image in pixels]
-    return bodies, expected
+def kill_replica(load: Load, responses: int, replica: int) -> None:
+    """Kills a replica when there are so many ``responses``."""
+    while len(load.responses) < responses:
+        time.sleep(0.01)
+    os.kill(replica, signal.SIGKILL)
+
+
+def bench_killed(port: int, service: Any, options: argparse.Namespace, replicas: set[int]) -> int:
+    """Measures while one of the ``replicas`` dies, and again when Ray Serve has replaced it."""
+    load = Load(port, service)
+    when = options.clients * options.requests // 3
+    threading.Thread(target=kill_replica, args=(load, when, min(replicas)), daemon=True).start()
+    failed = reported("killed", load, load.run(options.clients, options.requests))
+    deadline = time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < deadline:
+        load = Load(port, service)
+        seconds = load.run(options.clients, options.requests)
+        if load.replicas() - replicas:
+            return failed + reported("restarted", load, seconds)
+    raise SystemExit("Ray Serve did not replace the killed replica")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("service", nargs="?", choices=SERVICES, default="classifier")
     parser.add_argument("--small", action="store_true", help="a small model, for one core of a CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=50, help="of each client")
+    parser.add_argument("--replicas", type=int, default=2, help="of Ray Serve")
     options = parser.parse_args(argv)
-    bodies, expected = kinds(options.small, options.device)
+    script, make = SERVICES[options.service]
+    service = make(options.small, options.device)
+    with_replicas = options.service == "ray"
     shared = ["--device", options.device, *(["--small"] if options.small else [])]
-    total, failed = options.clients * options.requests, 0
-    print(f"{options.clients} clients, {total} requests each time\n")
-    print(f"{'served':<10}{'requests/s':>12}{'p50 ms':>10}{'p99 ms':>10}{'lost':>8}{'wrong':>8}{'mixed up':>10}")
+    shared += ["--replicas", str(options.replicas)] if with_replicas else []
+    print(f"{options.clients} clients, {options.clients * options.requests} requests each time\n")
+    titles = f"{'p50 ms':>10}{'p99 ms':>10}{'first ms':>10}" + "".join(f"{each:>10}" for each in BAD)
+    print(f"{'served':<10}{service.unit + '/s':>12}{titles}{'fallbacks':>11}", flush=True)
+    failed = 0
     for name, more in (("original", ["--original"]), ("converted", [])):
-        with served([*shared, *more]) as port:
-            Load(port, bodies, expected).run(options.clients, 2)  # connections and threads of the server are made
-            load = Load(port, bodies, expected)
-            seconds = load.run(options.clients, options.requests)
-        bad = {kind: load.outcomes[kind] for kind in ("lost", "wrong", "mixed up")}
-        failed += sum(bad.values())
-        if load.seconds:
-            times = torch.tensor(load.seconds, dtype=torch.float64).quantile(torch.tensor([0.5, 0.99]).double()) * 1e3
-            p50, p99 = (f"{value:.1f}" for value in times.tolist())
-        else:
-            p50 = p99 = "-"
-        row = f"{name:<10}{len(load.seconds) / seconds:>12.1f}{p50:>10}{p99:>10}"
-        print(row + "".join(f"{count:>{width}}" for count, width in zip(bad.values(), (8, 8, 10))), flush=True)
+        with served(script, [*shared, *more]) as port:
+            Load(port, service).run(options.clients, 2)  # the server makes its connections and threads
+            load = Load(port, service)
+            failed += reported(name, load, load.run(options.clients, options.requests))
+            if with_replicas and not more:
+                failed += bench_killed(port, service, options, load.replicas())
     return 1 if failed else 0
 
 

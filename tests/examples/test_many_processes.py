@@ -1,17 +1,13 @@
 """The examples for many machines and many requests, in processes of their own: those of torchrun, Ray and LitServe."""
 
-import http.server
 import importlib
-import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +63,8 @@ def test_two_ranks_compute_what_the_whole_model_does():
     [
         ("ray_data_inference", "ray", "the workers are those of Ray Data: pip install 'ray[data]'"),
         ("serve_litserve", "litserve", "the service is LitServe's: pip install litserve"),
+        ("serve_language_model", "litserve", "the service is LitServe's: pip install litserve"),
+        ("serve_ray", "ray", "the replicas are Ray Serve's: pip install 'ray[serve]'"),
     ],
 )
 def test_without_a_package_an_example_says_how_to_get_it(example, package, line, monkeypatch):
@@ -83,58 +81,3 @@ def test_ray_data_names_each_row_as_the_original_does():
     pytest.importorskip("ray.data")
     out = finished(EXAMPLES / "ray_data_inference.py", "--small", "--device", "cpu")
     assert "450 images, 0 lost, run by the program: True" in out
-
-
-@pytest.mark.heavy
-def test_a_service_loses_no_answer_and_mixes_none_up():
-    pytest.importorskip("litserve")
-    small = ["--small", "--device", "cpu", "--requests", "10"]
-    out = finished(SCRIPTS / "bench_serving.py", *small)
-    rows = [line.split() for line in out.splitlines() if line.startswith(("original", "converted"))]
-    assert [row[0] for row in rows] == ["original", "converted"] and out.startswith("64 clients, 640 requests")
-    assert all(row[4:] == ["0", "0", "0"] for row in rows)
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    """The load test as a module."""
-    pytest.importorskip("litserve")
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("bench_serving")
-
-
-@pytest.fixture
-def port():
-    """Of a service that answers as the request says."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if asked is None:
-                self.close_connection = True  # no answer at all
-                return
-            text = json.dumps({"scores": asked}).encode()
-            self.send_response(200 if asked else 500)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
-@pytest.mark.heavy
-def test_the_load_test_tells_what_is_lost_wrong_and_mixed_up(bench, port):
-    expected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.0, 0.5], [0.5, 0.0], [0.2, 0.0]])
-    answers = [[1.0, 1e-4], [1.0, 0.0], [3.0, 3.0], [1.0], [], None]
-    load = bench.Load(port, [json.dumps(answer).encode() for answer in answers], expected)
-    load.run(6, 6)
-    assert load.outcomes == {"right": 6, "mixed up": 6, "wrong": 12, "lost": 12}
-    assert len(load.seconds) == 24

@@ -24,7 +24,7 @@ from kfconvert.profiling import compare_timings, measurement
 ROOT = Path(__file__).parents[2]
 EXAMPLES, BENCHMARKS = ROOT / "examples", ROOT / "benchmarks"
 COMPILE = torch.compile
-SHARED = {"shared.py", "small_models.py", "sizes.py"}
+SHARED = {"shared.py", "serving.py", "small_models.py", "sizes.py"}
 
 
 @pytest.fixture(autouse=True)
