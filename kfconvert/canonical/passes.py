@@ -229,6 +229,36 @@ def addmm_to_linear(graph: fx.Graph) -> None:
             break
 
 
+def scaled_mm_to_linear(graph: fx.Graph) -> None:
+    """Replaces ``reshape(mm(reshape(x, [-1, K]), W.t().to(dtype)) * s, [..., N])``, as torchao computes layers with
+    int8 weights W, with ``linear(x, W.to(dtype)) * s``."""
+    flat = Op(aten.reshape.default, Var("x"), Var("flat"))
+    cast = Op(aten.to.dtype, Op(aten.t.default, Var("weight")), Var("dtype"))
+    product = Op(aten.mm.default, flat, cast, name="product")
+    tree = Op(aten.reshape.default, Op(aten.mul.Tensor, product, Var("scale"), name="scaled"), Var("shape"))
+    aliases = Aliases(graph)
+    for node in list(graph.nodes):
+        for found in unify(tree, node):
+            x, weight, scale, scaled = (found.captures[name] for name in ("x", "weight", "scale", "scaled"))
+            before, after = x.meta["val"], node.meta["val"]
+            users = [*scaled.users, *found.captures["product"].users]
+            if not is_weight(weight) or aliases.reads_written(found) or users != [node, scaled]:
+                continue
+            if before.dim() != after.dim() or not _same_sizes(before.shape[:-1], after.shape[:-1]):
+                continue
+            if not _same_sizes(scale.meta["val"].shape, weight.meta["val"].shape[:1]):
+                continue
+            with graph.inserting_before(node):
+                wide = graph.call_function(aten.to.dtype, (weight, found.captures["dtype"]))
+                linear = graph.call_function(aten.linear.default, (x, wide))
+                result = graph.call_function(aten.mul.Tensor, (linear, scale))
+            wide.meta = {"val": weight.meta["val"].to(found.captures["dtype"])}
+            linear.meta = {**found.captures["product"].meta, "val": after}
+            result.meta = {**scaled.meta, "val": after}
+            node.replace_all_uses_with(result)
+            break
+
+
 def _same_sizes(left: torch.Size, right: torch.Size) -> bool:
     return str(tuple(left)) == str(tuple(right))
 
@@ -253,6 +283,7 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     drop_copies_of_collectives,
     views_to_reshapes,
     addmm_to_linear,
+    scaled_mm_to_linear,
     spell_numbers,
     spell_products,
     scale_queries,

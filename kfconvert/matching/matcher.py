@@ -59,8 +59,11 @@ def _settled(found: list[_Judged], order: dict[fx.Node, int]) -> tuple[list[Matc
         if judged.match.pattern.siblings is not None:
             occurrences.setdefault(judged.match.pattern.name, []).append(judged)
     matches, misses = _allowed(single), [judged for judged in single if judged.reason is not None]
-    several = {node for match in _without_overlaps(matches, order) if len(match.nodes) > 1 for node in match.nodes}
+    settled = [match for match in _without_overlaps(matches, order) if len(match.nodes) > 1]
     for alike in occurrences.values():
+        # A match of the same nodes, of a sibling alone, covers less than the siblings.
+        own = {frozenset(judged.match.nodes) for judged in alike}
+        several = {node for match in settled if frozenset(match.nodes) not in own for node in match.nodes}
         for group in _siblings([judged for judged in alike if several.isdisjoint(judged.match.nodes)]):
             whole = _merged([judged.match for judged in group])
             misses += [judged._replace(match=whole) for judged in group if judged.reason is not None]

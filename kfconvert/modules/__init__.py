@@ -27,6 +27,7 @@ from .own import Arguments as Arguments
 from .own import Input as Input
 from .own import OwnFusion as OwnFusion
 from .quantized_linear import FusedQuantizedLinear
+from .quantized_products import FusedGatedQuantizedLinear, FusedMergedQuantizedLinear
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 from .rotary import FusedRotary
 from .self_attention import FusedSelfAttention
@@ -49,6 +50,7 @@ __all__ = [
     "FusedConvBN",
     "FusedDecodeAttention",
     "FusedGatedLinear",
+    "FusedGatedQuantizedLinear",
     "FusedGroupNorm",
     "FusedLayerNorm",
     "FusedLayerNormGELU",
@@ -62,6 +64,7 @@ __all__ = [
     "FusedLinearSigmoid",
     "FusedLinearTanh",
     "FusedMergedLinear",
+    "FusedMergedQuantizedLinear",
     "FusedModule",
     "FusedQuantizedLinear",
     "FusedRMSNorm",

@@ -1,14 +1,19 @@
 """Linear layers with quantized weights: ``y = x (q * scale)^T`` with int8 or float8 numbers q."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
+from ..ops.activations import ACTIVATIONS
 from ..ops.fused.quantized_linear import NUMBERS, quantized_linear, takes_few_rows
 from .base import FusedModule, Plan, held
 
 # ATen's CPU kernel takes bfloat16 at memory bandwidth. ms on one core, 1024 to 2816 features, at 1, 16 and 64 rows:
 # 0.15, 1.2, 4.8; with a cast of the weight in each call: 0.60, 0.98, 2.2. In float32 and float16 it is always slower.
 _PACKED_MOST_ROWS = 8
+# It reads past the ends of rows whose length is not a multiple of this.
+_PACKED_MULTIPLE = 16
 
 
 class FusedQuantizedLinear(FusedModule):
@@ -53,19 +58,19 @@ class FusedQuantizedLinear(FusedModule):
 
     @classmethod
     def examples(cls):
-        weight = torch.randint(1, 128, (6, 8), dtype=torch.int8)  # both ways to scale round alike
+        weight = torch.randint(1, 128, (6, 16), dtype=torch.int8)  # both ways to scale round alike
         for scales_weight in (False, True):
             yield (
                 cls.from_tensors(weight.clone(), torch.nn.Parameter(torch.rand(6, 1) / 64), scales_weight),
-                (torch.rand(5, 8),),
+                (torch.rand(5, 16),),
             )
 
     def strategies(self, x: torch.Tensor) -> list[str]:
         weight = held(self, "weight")
-        few = 0 < x.numel() <= _PACKED_MOST_ROWS * weight.shape[1]
+        few = 0 < x.numel() <= _PACKED_MOST_ROWS * weight.shape[1] and weight.shape[1] % _PACKED_MULTIPLE == 0
         packed = weight.dtype == torch.int8 and weight.is_contiguous() and x.dtype == torch.bfloat16
         offered = {
-            "skinny": takes_few_rows(x, weight),
+            "skinny": takes_few_rows(x, weight.shape[1]),
             "int8pack": few and packed and not x.is_cuda,
             "product": self.scales_weight and x.dtype != torch.float16,
             "composition": True,
@@ -77,9 +82,7 @@ class FusedQuantizedLinear(FusedModule):
         return self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
 
     def _skinny(self, x: torch.Tensor) -> torch.Tensor:
-        weight = held(self, "weight")
-        # A plan meets any number of rows.
-        return quantized_linear(x, weight, held(self, "scale")) if takes_few_rows(x, weight) else self.reference(x)
+        return product_of(x, [self]) if takes_few_rows(x, held(self, "weight").shape[1]) else self.reference(x)
 
     def _int8pack(self, x: torch.Tensor) -> torch.Tensor:
         weight, scale = held(self, "weight"), held(self, "scale")
@@ -103,3 +106,13 @@ class FusedQuantizedLinear(FusedModule):
         sizes = f"in_features={in_features}, out_features={out_features}, numbers={self.weight.dtype}"
         strategy = f", strategy={self.strategy!r}" if self.strategy is not None else ""
         return f"{sizes}, scales_weight={self.scales_weight}{strategy}"
+
+
+def product_of(
+    x: torch.Tensor, linears: Sequence[FusedQuantizedLinear], gate: str | None = None, negative_slope: float = 0.01
+) -> torch.Tensor:
+    """Returns the outputs of ``linears`` side by side, for a few rows of x by one kernel. With a ``gate``, the name of
+    an activation, returns the activated output of the first one times that of the second one."""
+    weights, scales = ([held(linear, name) for linear in linears] for name in ("weight", "scale"))
+    code = ACTIVATIONS[gate or "none"].code
+    return quantized_linear(x, weights, scales, code, negative_slope, gate is not None)

@@ -20,15 +20,23 @@ _LINEAR = Op(aten.linear.default, Var("x"), Var("weight"), Var("bias"), name="li
 
 def _refusal(match: Match) -> str | None:
     x, weight, bias, linear = (match.captures[name] for name in ("x", "weight", "bias", "linear"))
-    if _is_returned(linear):
-        # A view of the merged product has other strides and keeps the whole product alive.
-        return "its value, or a view of it, is returned by the model"
-    if _reaches(linear, (aten.view.dtype, aten.as_strided.default)):
-        return "its value, or a view of it, is read by an operator that depends on strides"
+    refused = refusal_of_views(linear)
+    if refused is not None:
+        return refused
     siblings = [user for user in x.users if user.target is aten.linear.default]
     if traced(weight).shape[0] % 2 and any(_reaches(each, (aten.view_as_complex.default,)) for each in siblings):
         return "its odd number of features would misalign others that are read as complex numbers"
     return linear_refusal(x, weight, bias)
+
+
+def refusal_of_views(product: fx.Node) -> str | None:
+    """Returns None if a view of a merged product can replace ``product``. It has other strides and keeps the whole merged
+    product alive."""
+    if _is_returned(product):
+        return "its value, or a view of it, is returned by the model"
+    if _reaches(product, (aten.view.dtype, aten.as_strided.default)):
+        return "its value, or a view of it, is read by an operator that depends on strides"
+    return None
 
 
 def _is_returned(node: fx.Node) -> bool:

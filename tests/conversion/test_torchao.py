@@ -1,6 +1,7 @@
 """Models that torchao has quantized, weights only."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -61,11 +62,10 @@ def test_a_step_reads_the_weights_once():
     converter = ModelConverter(select="all", effort="fast")
     fused = converter.convert_model(model, input_shape=(1, 16))
     stats = converter.conversion_stats
-    strategies = [
-        {site["strategy"] for site in sites if site["pattern"] == "quantized_linear"}
-        for sites in (stats["sites"], *stats["form_sites"])
-    ]
-    assert strategies == [{None}, {None}, {"int8pack"}]
+    kinds = ["gated_quantized_linear_silu", "merged_quantized_linear", "quantized_linear"]
+    for sites, strategy in zip((stats["sites"], *stats["form_sites"]), (None, None, "int8pack"), strict=True):
+        found = Counter((site["pattern"], site["strategy"]) for site in sites if site["pattern"] in kinds)
+        assert found == {(kind, strategy): count for kind, count in zip(kinds, (2, 2, 5))}
 
     calls = []
     handle = model.register_forward_pre_hook(

@@ -15,11 +15,13 @@ from kfconvert.modules import (
     FusedConvBN,
     FusedDecodeAttention,
     FusedGatedLinear,
+    FusedGatedQuantizedLinear,
     FusedGroupNorm,
     FusedLayerNorm,
     FusedLinear,
     FusedLinearScale,
     FusedMergedLinear,
+    FusedMergedQuantizedLinear,
     FusedQuantizedLinear,
     FusedRMSNorm,
     FusedRotary,
@@ -114,6 +116,22 @@ def quantized(cls):
         yield made(fused, lambda x, fused=fused: F.linear(x, numbers * fused.scale), torch.randn(5, 16))
 
 
+def quantized_layers(count):
+    numbers = [torch.randint(-3, 4, (8, 16), dtype=torch.int8) for _ in range(count)]
+    fused = [FusedQuantizedLinear.from_tensors(each, nn.Parameter(torch.ones(8, 1))) for each in numbers]
+    return fused, [lambda x, q=q, each=each: F.linear(x, q * each.scale) for q, each in zip(numbers, fused)]
+
+
+def quantized_merged(cls):
+    fused, plain = quantized_layers(3)
+    yield made(cls(*fused), lambda x: tuple(each(x) for each in plain), torch.randn(5, 16))
+
+
+def quantized_gated(cls):
+    fused, (gate, up) = quantized_layers(2)
+    yield made(cls(*fused, **chosen(cls)), lambda x: activated(cls, gate(x)) * up(x), torch.randn(5, 16))
+
+
 def gated(cls):
     gate, up = nn.Linear(16, 8), nn.Linear(16, 8)
     yield made(cls(gate, up, **chosen(cls)), lambda x: activated(cls, gate(x)) * up(x), torch.randn(5, 16))
@@ -126,6 +144,8 @@ MAKERS = {
     FusedGroupNorm: group_norm,
     FusedLayerNorm: layer_norm,
     FusedLinear: linear,
+    FusedMergedQuantizedLinear: quantized_merged,
+    FusedGatedQuantizedLinear: quantized_gated,
     FusedQuantizedLinear: quantized,
     FusedRMSNorm: rms_norm,
 }

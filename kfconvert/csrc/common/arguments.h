@@ -160,14 +160,21 @@ struct Rope {
 // The elements of a weight. `own`: those of x.
 enum class Numbers : int { own, int8, float8 };
 
+// The most weights of one product.
+constexpr int kMostWeights = 3;
+
 // y = act(x W^T + bias) for a few rows of x, or, where it is gated, act(g) * u with the halves g, u of x W^T + bias.
-// With a scale, each row of the weight has a factor.
+// With a scale, each row of the weight has a factor, and the weight may consist of several tensors of rows.
 struct SkinnyProduct {
   void* y;             // (rows, out), dense
   const void* x;       // (rows, in), the elements of a row together
   const void* weight;  // (out, in), of twice as many rows where it is gated
   const void* bias;    // one for each row of the weight, or null
   const void* scale;   // one for each row of the weight, or null
+  // Of the rows from starts[i] on: their weight and their scale.
+  const void* weights[kMostWeights - 1];
+  const void* scales[kMostWeights - 1];
+  int64_t starts[kMostWeights - 1];
   int64_t rows;
   int64_t in;
   int64_t out;

@@ -1,46 +1,79 @@
-// Host side of quantized_linear, for a backend that has kernels for products of a few rows: (x W^T) * scale with a
-// weight of int8 or float8 numbers.
+// Host side of quantized_linear, for a backend that has kernels for products of a few rows: (x W^T) * scale with
+// weights of int8 or float8 numbers, side by side, or act(g) * u of two such products g, u.
 #pragma once
+
+#include <limits>
 
 #include "skinny_linear.h"
 
 namespace kfc {
 
+// A weight that the kernel reads in words, and its scale; both contiguous.
+struct ScaledWeight {
+  Tensor weight;
+  Tensor scale;
+};
+
+inline ScaledWeight scaled_weight(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scale,
+                                  int32_t numbers, int32_t scales) {
+  const Options options = options_of(x);
+  check_same_device(op, "weight", options, options_of(weight));
+  check_same_device(op, "scale", options, options_of(scale));
+  KFC_CHECK(options_of(weight).dtype == numbers && options_of(scale).dtype == scales, op,
+            "the weights or the scales differ in dtype");
+  KFC_CHECK(
+      weight.dim() == 2 && x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1) && scale.numel() == weight.size(0), op,
+      "x, weight and scale of shapes ", shape_text(x), ", ", shape_text(weight), " and ", shape_text(scale),
+      " do not fit");
+  const bool in_words = weight.is_contiguous() && has_words(weight.const_data_ptr(), weight.size(1), 1);
+  return {in_words ? weight : contiguous_copy(weight), as_contiguous(scale)};
+}
+
 template <class Backend>
-Tensor quantized_linear(const Tensor& x_in, const Tensor& weight, const Tensor& scale_in) {
+Tensor quantized_linear(const Tensor& x_in, std::vector<Tensor> weights, std::vector<Tensor> scales, int64_t activation,
+                        double slope, bool gated) {
   const char* op = "quantized_linear";
   const Options options = options_of(x_in);
-  const Options weight_options = options_of(weight);
-  const Options scale_options = options_of(scale_in);
+  const size_t count = weights.size();
+  KFC_CHECK(count > 0 && count <= kMostWeights && count == scales.size() && (!gated || count == 2), op,
+            "expected 1 to ", kMostWeights, " weights, 2 with a gate, and a scale for each");
+  const int32_t numbers = options_of(weights[0]).dtype;
+  const Options scale_options = options_of(scales[0]);
   SkinnyProduct a{};
   a.dtype = dtype_of(op, options);
   a.scale_dtype = dtype_of(op, scale_options);
-  check_same_device(op, "weight", options, weight_options);
-  check_same_device(op, "scale", options, scale_options);
-  const bool is_int8 = weight_options.dtype == aoti_torch_dtype_int8();
-  KFC_CHECK(is_int8 || weight_options.dtype == aoti_torch_dtype_float8_e4m3fn(), op,
-            "weight is neither int8 nor float8_e4m3fn");
+  const bool is_int8 = numbers == aoti_torch_dtype_int8();
+  KFC_CHECK(is_int8 || numbers == aoti_torch_dtype_float8_e4m3fn(), op, "weight is neither int8 nor float8_e4m3fn");
   a.numbers = is_int8 ? Numbers::int8 : Numbers::float8;
-  KFC_CHECK(weight.dim() == 2 && x_in.dim() >= 1 && x_in.size(x_in.dim() - 1) == weight.size(1) &&
-                scale_in.numel() == weight.size(0),
-            op, "x, weight and scale of shapes ", shape_text(x_in), ", ", shape_text(weight), " and ",
-            shape_text(scale_in), " do not fit");
-  a.in = weight.size(1);
-  a.out = weight.size(0);
+  std::vector<ScaledWeight> parts;
+  for (size_t i = 0; i < count; ++i) {
+    parts.push_back(scaled_weight(op, x_in, weights[i], scales[i], numbers, scale_options.dtype));
+    if (i > 0) {
+      a.weights[i - 1] = parts[i].weight.const_data_ptr();
+      a.scales[i - 1] = parts[i].scale.const_data_ptr();
+      a.starts[i - 1] = a.out;
+    }
+    a.out += parts[i].weight.size(0);
+  }
+  for (size_t i = count; i < kMostWeights; ++i) a.starts[i - 1] = std::numeric_limits<int64_t>::max();
+  KFC_CHECK(!gated || a.out == 2 * parts[0].weight.size(0), op, "a gate and its factor have the same features");
+  if (gated) a.out /= 2;
+  a.in = parts[0].weight.size(1);
   a.rows = a.in > 0 ? x_in.numel() / a.in : 0;
+  a.weight = parts[0].weight.const_data_ptr();
+  a.scale = parts[0].scale.const_data_ptr();
+  a.weight_stride = a.in;
+  a.gated = gated;
+  a.gate_first = true;
+  a.activation = static_cast<int>(activation);
+  a.slope = slope;
   const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
   KFC_CHECK(is_half && a.scale_dtype != DType::f64 && a.rows > 0 && a.rows <= kSkinnyRows && a.out > 0 &&
                 a.in % 16 == 0 && Backend::has_tensor_cores(x_in),
             op, "the kernel takes 1 to ", kSkinnyRows, " rows of a multiple of 16 float16 or bfloat16 elements");
-  const bool in_words = weight.stride(1) == 1 && has_words(weight.const_data_ptr(), weight.stride(0), 1);
-  const Tensor words = in_words ? weight : contiguous_copy(weight);
-  a.weight = words.const_data_ptr();
-  a.weight_stride = words.stride(0);
   const Tensor x = as_aligned(x_in);
   a.x = x.const_data_ptr();
   a.x_stride = a.in;
-  const Tensor scale = as_contiguous(scale_in);
-  a.scale = scale.const_data_ptr();
   std::vector<int64_t> sizes = sizes_of(x_in);
   sizes.back() = a.out;
   const Tensor y = empty(options, sizes);

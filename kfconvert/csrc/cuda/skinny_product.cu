@@ -36,11 +36,36 @@ __device__ __forceinline__ uint4 halves_in(const uint4& word, int part) {
   }
 }
 
+// The tensor that has row `at`: `first`, or one of `others`. `at` becomes the number of the row in it.
+__device__ __forceinline__ const void* tensor_of(const SkinnyProduct& a, const void* first, const void* const* others,
+                                                 int64_t& at) {
+  const void* found = first;
+  int64_t start = 0;
+#pragma unroll
+  for (int i = 0; i < kMostWeights - 1; ++i) {
+    if (at >= a.starts[i]) {
+      found = others[i];
+      start = a.starts[i];
+    }
+  }
+  at -= start;
+  return found;
+}
+
 // The factor of row `at` of the weight.
 __device__ __forceinline__ float factor_of(const SkinnyProduct& a, int64_t at) {
-  if (a.scale_dtype == DType::f16) return widen(static_cast<const __half*>(a.scale)[at]);
-  if (a.scale_dtype == DType::bf16) return widen(static_cast<const __nv_bfloat16*>(a.scale)[at]);
-  return static_cast<const float*>(a.scale)[at];
+  const void* scale = tensor_of(a, a.scale, a.scales, at);
+  if (a.scale_dtype == DType::f16) return widen(static_cast<const __half*>(scale)[at]);
+  if (a.scale_dtype == DType::bf16) return widen(static_cast<const __nv_bfloat16*>(scale)[at]);
+  return static_cast<const float*>(scale)[at];
+}
+
+// Row `at` of the weight.
+template <class T, class W>
+__device__ __forceinline__ const W* weight_row(const SkinnyProduct& a, int64_t at) {
+  const void* weight = a.weight;
+  if constexpr (sizeof(W) < sizeof(T)) weight = tensor_of(a, a.weight, a.weights, at);
+  return static_cast<const W*>(weight) + at * a.weight_stride;
 }
 
 // act(value + bias) of output `at`, or with `other`, the sum of the other half, act(gate) * up.
@@ -79,7 +104,6 @@ __global__ void __launch_bounds__(32 * WARPS) skinny_rows_kernel(const __grid_co
   const int group = lane / 4;
   const int outputs = a.gated ? kTile / 2 : kTile;
   const int64_t tiles = (a.out + outputs - 1) / outputs;
-  const W* weight = static_cast<const W*>(a.weight);
   const auto column = [&](int step) {
     return warp * kLine + step / 2 * WARPS * kLine + step % 2 * (kLine / 2) + lane % 4 * kEach;
   };
@@ -90,13 +114,15 @@ __global__ void __launch_bounds__(32 * WARPS) skinny_rows_kernel(const __grid_co
     int64_t lower = a.gated ? upper : upper + kTile / 2;
     upper = upper < a.out ? upper : a.out - 1;
     lower = (lower < a.out ? lower : a.out - 1) + (a.gated ? a.out : 0);
+    const W* upper_row = weight_row<T, W>(a, upper);
+    const W* lower_row = weight_row<T, W>(a, lower);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       const int64_t at = begin + column(step);
       w[step][0] = w[step][1] = make_uint4(0, 0, 0, 0);
       if (at < a.in) {
-        w[step][0] = stream_word<P>(weight + upper * a.weight_stride + at);
-        w[step][1] = stream_word<P>(weight + lower * a.weight_stride + at);
+        w[step][0] = stream_word<P>(upper_row + at);
+        w[step][1] = stream_word<P>(lower_row + at);
       }
     }
   };
