@@ -23,7 +23,7 @@ class FusedQuantizedLinear(FusedModule):
     each row of q; y: (..., out_features). The state dict has the keys "weight" (q) and "scale".
 
     ``scales_weight``: whether the composition scales the weight (float8 of torchao), or the product (int8).
-    Strategies: "skinny" (CUDA, float16 and bfloat16, up to 16 rows: a kernel of this package, which reads q once),
+    Strategies: "skinny" (CUDA, float16 and bfloat16, up to 64 rows: a kernel of this package, which reads only q),
     "int8pack" (CPU, bfloat16 and int8, a few rows: ATen's kernel), "product" (only with ``scales_weight``, not for
     float16, which may overflow: scales the product), and "composition", which casts the whole weight in each call. All
     read the live tensors. If a gradient is needed, under autocast and under ``torch.compile``, the composition runs.
@@ -70,7 +70,7 @@ class FusedQuantizedLinear(FusedModule):
         few = 0 < x.numel() <= _PACKED_MOST_ROWS * weight.shape[1] and weight.shape[1] % _PACKED_MULTIPLE == 0
         packed = weight.dtype == torch.int8 and weight.is_contiguous() and x.dtype == torch.bfloat16
         offered = {
-            "skinny": takes_few_rows(x, weight.shape[1]),
+            "skinny": takes_few_rows(x, weight),
             "int8pack": few and packed and not x.is_cuda,
             "product": self.scales_weight and x.dtype != torch.float16,
             "composition": True,
@@ -82,7 +82,7 @@ class FusedQuantizedLinear(FusedModule):
         return self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
 
     def _skinny(self, x: torch.Tensor) -> torch.Tensor:
-        return product_of(x, [self]) if takes_few_rows(x, held(self, "weight").shape[1]) else self.reference(x)
+        return product_of(x, [self]) if takes_few_rows(x, held(self, "weight")) else self.reference(x)
 
     def _int8pack(self, x: torch.Tensor) -> torch.Tensor:
         weight, scale = held(self, "weight"), held(self, "scale")

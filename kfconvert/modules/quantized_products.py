@@ -48,14 +48,15 @@ class _Several(FusedModule):
 
     def _few_rows(self, x: torch.Tensor) -> Any:
         # A plan meets any number of rows.
-        return self._skinny(x) if takes_few_rows(x, held(self.linears[0], "weight").shape[1]) else self.reference(x)
+        is_few = all([takes_few_rows(x, held(linear, "weight")) for linear in self.linears])
+        return self._skinny(x) if is_few else self.reference(x)
 
 
 class FusedMergedQuantizedLinear(_Several):
     """``(x (q1 * s1)^T, x (q2 * s2)^T, ...)``.
 
-    x: (..., in_features); the results: (..., out_features) of each linear, a tuple in order. Raises ValueError for fewer
-    than two ``linears``, and if their input sizes differ.
+    x: (..., in_features); the results: (..., out_features) of each linear, a tuple in order. Raises ValueError for
+    fewer than two ``linears``, and if their input sizes differ.
     Strategies: those that all linears have, see :class:`FusedQuantizedLinear`. "skinny" computes up to three of them in
     one launch; the results are views of its output.
     """

@@ -30,8 +30,8 @@ def _refusal(match: Match) -> str | None:
 
 
 def refusal_of_views(product: fx.Node) -> str | None:
-    """Returns None if a view of a merged product can replace ``product``. It has other strides and keeps the whole merged
-    product alive."""
+    """Returns None if a view of a merged product can replace ``product``. It has other strides and keeps the whole
+    merged product alive."""
     if _is_returned(product):
         return "its value, or a view of it, is returned by the model"
     if _reaches(product, (aten.view.dtype, aten.as_strided.default)):

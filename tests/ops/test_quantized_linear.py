@@ -9,7 +9,8 @@ from kfconvert.ops import ACTIVATIONS
 from kfconvert.ops.fused.quantized_linear import NUMBERS, quantized_linear, takes_few_rows
 
 HALF_TYPES = [torch.float16, torch.bfloat16]
-ROWS = (1, 3, 8, 9, 16)
+ROWS = (1, 3, 8, 9, 16, 17, 64)
+SCALES = torch.float32, torch.bfloat16
 # (out, in): one tile and less, several spans of the inputs, more tiles than blocks.
 SIZES = [(16, 16), (24, 1008), (7, 80), (2304, 768), (264, 5632), (9008, 64)]
 
@@ -51,16 +52,16 @@ def test_rows_and_sizes(dtype, numbers, device):
     torch.manual_seed(0)
     for rows in ROWS if device == "cuda" else (3,):
         for out, columns in SIZES if device == "cuda" else SIZES[:3]:
-            x = rows_of(rows, columns, dtype, device)
-            assert takes_few_rows(x, columns) == (device == "cuda")
-            check(x, layer(out, columns, numbers, device, dtype if rows == 3 else torch.float32))
+            x, given = rows_of(rows, columns, dtype, device), layer(out, columns, numbers, device, SCALES[rows % 2])
+            assert takes_few_rows(x, given[0]) == (device == "cuda")
+            check(x, given)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS, ids=str)
 @pytest.mark.parametrize("features", [(40, 8, 8), (7, 24), (2304, 17, 3)])
 def test_several_weights(numbers, features, device):
     torch.manual_seed(0)
-    for rows in (1, 9):
+    for rows in (1, 9, 40):
         layers = [layer(out, 96, numbers, device, torch.bfloat16) for out in features]
         check(rows_of(rows, 96, torch.bfloat16, device), *layers)
 
@@ -70,7 +71,7 @@ def test_several_weights(numbers, features, device):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated(numbers, features, activation, device):
     torch.manual_seed(0)
-    for rows in (1, 9):
+    for rows in (1, 9, 40):
         layers = [layer(features, 96, numbers, device) for _ in range(2)]
         check(rows_of(rows, 96, torch.float16, device), *layers, activation=activation, gated=True)
 
@@ -91,9 +92,6 @@ def test_layouts(device):
     check(x.view(2, 1, 2, 64), (weight, scale.flatten()))
     check(x.t().contiguous().t(), (weight, scale))
     check(torch.cat([x.flatten()[:1], x.flatten()])[1:].view(4, 64), (weight, scale))
-    check(x, (weight.t().contiguous().t(), scale))
-    check(x, (torch.cat([weight.flatten()[:1], weight.flatten()])[1:].view(48, 64), scale))
-    check(x, (torch.cat([weight, weight], 1)[:, ::2], scale), (weight, scale))
     check(x, (weight, scale.repeat(1, 2)[:, :1]))
 
 
@@ -112,11 +110,17 @@ def test_errors(device):
 
 @pytest.mark.cuda
 def test_what_the_kernel_does_not_take():
-    x, given = rows_of(17, 64, torch.bfloat16, "cuda"), layer(48, 64, torch.int8, "cuda")
+    x, given = rows_of(65, 64, torch.bfloat16, "cuda"), layer(48, 64, torch.int8, "cuda")
+    weight, scale = given
     for rows in (x, x[:0], x[:4].float()):
-        assert not takes_few_rows(rows, 64)
-        with pytest.raises(RuntimeError, match="kfconvert::quantized_linear: the kernel takes 1 to 16 rows"):
+        assert not takes_few_rows(rows, weight)
+        with pytest.raises(RuntimeError, match="kfconvert::quantized_linear: the kernel takes 1 to 64 rows"):
             run(rows, [given])
+    shifted = torch.cat([weight.flatten()[:1], weight.flatten()])[1:].view(48, 64)
+    for other in (weight.t().contiguous().t(), shifted, torch.cat([weight, weight], 1)[:, ::2]):
+        assert not takes_few_rows(x[:4], other)
+        with pytest.raises(RuntimeError, match="the kernel takes contiguous, aligned weights"):
+            run(x[:4], [(other, scale)])
     with pytest.raises(RuntimeError, match="weight is neither int8 nor float8_e4m3fn"):
         run(x[:4], [(given[0].short(), given[1])])
     with pytest.raises(RuntimeError, match="differ in dtype"):

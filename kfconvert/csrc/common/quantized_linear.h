@@ -8,14 +8,12 @@
 
 namespace kfc {
 
-// A weight that the kernel reads in words, and its scale; both contiguous.
-struct ScaledWeight {
-  Tensor weight;
-  Tensor scale;
-};
+// The most launches for one product, of up to kSkinnyRows rows each.
+constexpr int64_t kMostLaunches = 4;
 
-inline ScaledWeight scaled_weight(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scale,
-                                  int32_t numbers, int32_t scales) {
+// The scale of the weight's rows, contiguous. In a graph, the kernel reads the weight early, so it cannot be a copy.
+inline Tensor contiguous_scale(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scale,
+                               int32_t numbers, int32_t scales) {
   const Options options = options_of(x);
   check_same_device(op, "weight", options, options_of(weight));
   check_same_device(op, "scale", options, options_of(scale));
@@ -25,8 +23,9 @@ inline ScaledWeight scaled_weight(const char* op, const Tensor& x, const Tensor&
       weight.dim() == 2 && x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1) && scale.numel() == weight.size(0), op,
       "x, weight and scale of shapes ", shape_text(x), ", ", shape_text(weight), " and ", shape_text(scale),
       " do not fit");
-  const bool in_words = weight.is_contiguous() && has_words(weight.const_data_ptr(), weight.size(1), 1);
-  return {in_words ? weight : contiguous_copy(weight), as_contiguous(scale)};
+  KFC_CHECK(weight.is_contiguous() && has_words(weight.const_data_ptr(), weight.size(1), 1), op,
+            "the kernel takes contiguous, aligned weights with rows of a multiple of 16 elements");
+  return as_contiguous(scale);
 }
 
 template <class Backend>
@@ -45,40 +44,43 @@ Tensor quantized_linear(const Tensor& x_in, std::vector<Tensor> weights, std::ve
   const bool is_int8 = numbers == aoti_torch_dtype_int8();
   KFC_CHECK(is_int8 || numbers == aoti_torch_dtype_float8_e4m3fn(), op, "weight is neither int8 nor float8_e4m3fn");
   a.numbers = is_int8 ? Numbers::int8 : Numbers::float8;
-  std::vector<ScaledWeight> parts;
   for (size_t i = 0; i < count; ++i) {
-    parts.push_back(scaled_weight(op, x_in, weights[i], scales[i], numbers, scale_options.dtype));
+    scales[i] = contiguous_scale(op, x_in, weights[i], scales[i], numbers, scale_options.dtype);
     if (i > 0) {
-      a.weights[i - 1] = parts[i].weight.const_data_ptr();
-      a.scales[i - 1] = parts[i].scale.const_data_ptr();
+      a.weights[i - 1] = weights[i].const_data_ptr();
+      a.scales[i - 1] = scales[i].const_data_ptr();
       a.starts[i - 1] = a.out;
     }
-    a.out += parts[i].weight.size(0);
+    a.out += weights[i].size(0);
   }
   for (size_t i = count; i < kMostWeights; ++i) a.starts[i - 1] = std::numeric_limits<int64_t>::max();
-  KFC_CHECK(!gated || a.out == 2 * parts[0].weight.size(0), op, "a gate and its factor have the same features");
+  KFC_CHECK(!gated || a.out == 2 * weights[0].size(0), op, "a gate and its factor have the same features");
   if (gated) a.out /= 2;
-  a.in = parts[0].weight.size(1);
-  a.rows = a.in > 0 ? x_in.numel() / a.in : 0;
-  a.weight = parts[0].weight.const_data_ptr();
-  a.scale = parts[0].scale.const_data_ptr();
+  a.in = weights[0].size(1);
+  const int64_t rows = a.in > 0 ? x_in.numel() / a.in : 0;
+  a.weight = weights[0].const_data_ptr();
+  a.scale = scales[0].const_data_ptr();
   a.weight_stride = a.in;
   a.gated = gated;
   a.gate_first = true;
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
-  KFC_CHECK(is_half && a.scale_dtype != DType::f64 && a.rows > 0 && a.rows <= kSkinnyRows && a.out > 0 &&
-                a.in % 16 == 0 && Backend::has_tensor_cores(x_in),
-            op, "the kernel takes 1 to ", kSkinnyRows, " rows of a multiple of 16 float16 or bfloat16 elements");
+  KFC_CHECK(is_half && a.scale_dtype != DType::f64 && rows > 0 && rows <= kMostLaunches * kSkinnyRows && a.out > 0 &&
+                Backend::has_tensor_cores(x_in),
+            op, "the kernel takes 1 to ", kMostLaunches * kSkinnyRows, " rows of float16 or bfloat16 elements");
   const Tensor x = as_aligned(x_in);
-  a.x = x.const_data_ptr();
   a.x_stride = a.in;
   std::vector<int64_t> sizes = sizes_of(x_in);
   sizes.back() = a.out;
   const Tensor y = empty(options, sizes);
-  a.y = y.mutable_data_ptr();
-  Backend::skinny_product(a, x);
+  constexpr int64_t kHalf = 2;  // bytes
+  for (int64_t row = 0; row < rows; row += kSkinnyRows) {
+    a.rows = rows - row < kSkinnyRows ? rows - row : kSkinnyRows;
+    a.x = static_cast<const char*>(x.const_data_ptr()) + row * a.in * kHalf;
+    a.y = static_cast<char*>(y.mutable_data_ptr()) + row * a.out * kHalf;
+    Backend::skinny_product(a, x);
+  }
   return y;
 }
 

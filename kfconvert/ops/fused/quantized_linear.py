@@ -1,9 +1,9 @@
 """quantized_linear: ``y = (x W^T) * scale`` with weights of int8 or float8 numbers, and a scale for each of their rows;
 or ``act(g) * u`` of two such products g, u.
 
-Plain ATen casts the whole weight in each call. On CUDA, a dedicated kernel computes up to 16 rows of a half type, as in
-a step of generation, and reads only the quantized weight. In a CUDA graph, it reads the weight before earlier kernels
-have finished, so nothing in the graph may write to the weight.
+Plain ATen casts the whole weight in each call. On CUDA, a dedicated kernel computes up to 64 rows of a half type, as in
+a step of generation or a short prompt, and reads only the quantized weight: once for each 16 rows. In a CUDA graph, it
+reads the weight before earlier kernels have finished, so nothing in the graph may write to the weight.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,15 @@ from ..registration import define, has_kernels, require
 
 NUMBERS = (torch.int8, torch.float8_e4m3fn)
 MOST_WEIGHTS = 3
-_MOST_ROWS = 16
+_MOST_ROWS = 64
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-def takes_few_rows(x: torch.Tensor, in_features: int) -> bool:
-    """Whether the CUDA kernel accepts x (..., in_features)."""
-    few = 0 < x.numel() <= _MOST_ROWS * in_features
-    return x.is_cuda and x.dtype in _HALF_TYPES and few and in_features % 16 == 0 and has_kernels(x)
+def takes_few_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the CUDA kernel accepts x (..., in) and weight (out, in), whose memory is aligned."""
+    few = 0 < x.numel() <= _MOST_ROWS * weight.shape[1]
+    in_words = weight.is_contiguous() and weight.shape[1] % 16 == 0 and weight.storage_offset() % 16 == 0
+    return x.is_cuda and x.dtype in _HALF_TYPES and few and in_words and has_kernels(x)
 
 
 def _compose(x, weights: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], code, negative_slope, gated):
@@ -44,7 +45,7 @@ def _compose(x, weights: Sequence[torch.Tensor], scales: Sequence[torch.Tensor],
 
 
 # x: (..., in); weights: (out, in) each, int8 or float8_e4m3fn; scales: out elements each. Returns (..., sum of out), or
-# with a gate, (..., out). No gradients. On CUDA, raises RuntimeError for x that ``takes_few_rows`` refuses.
+# with a gate, (..., out). No gradients. On CUDA, raises RuntimeError for x and weights that ``takes_few_rows`` refuses.
 quantized_linear = define(
     "quantized_linear(Tensor x, Tensor[] weights, Tensor[] scales, int activation, float negative_slope, bool gated) "
     "-> Tensor",
