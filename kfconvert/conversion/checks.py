@@ -50,7 +50,10 @@ def check_model(model: Any) -> None:
         if _is_compiled(module):
             raise ConversionError(f"{name} is compiled with torch.compile: convert the model first, then compile it")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
+        # accelerate adds this attribute to modules whose weights it loads for each call.
+        is_offloaded = any("_hf_hook" in vars(module) for module in model.modules())
+        remedy = "load the model without offloading" if is_offloaded else "load its weights first"
+        raise ConversionError(f"the model has tensors without data, on the device meta: {remedy}")
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -85,11 +88,15 @@ def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch
     """Returns ``device``, CUDA (if available) for "auto", or the model's device for None.
 
     Raises:
-        ConversionError: there is no such device.
+        ConversionError: there is no such device, or the model has several.
     """
     if device is None:
-        tensor = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        return tensor.device if tensor is not None else torch.device("cpu")
+        parameters = model.parameters() if isinstance(model, nn.Module) else ()
+        devices = list(dict.fromkeys(parameter.device for parameter in parameters))
+        if len(devices) > 1:
+            names = ", ".join(map(str, devices))
+            raise ConversionError(f"the model has parameters on several devices ({names}): load it on one device")
+        return devices[0] if devices else torch.device("cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
