@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -55,19 +55,22 @@ SPARE = 8
 Known = Callable[[ExampleCall, ExampleCall], Capture | None]
 
 
+Vary = Callable[[], dict[str, ExampleCall]]
+
+
 class _Enough(Exception):
     """Ends a run of ``generate``."""
 
 
 @dataclass
 class GenerationCall:
-    """A call of the model by ``generate`` with a small prompt; ``varied``, the same with one other size; ``example``,
-    the same with the prompt of the user's example; and a function that returns ``varied`` for the example."""
+    """A call of the model by ``generate`` with a small prompt; ``example``, the same with the prompt of the user's
+    example; and for each of both, a function that returns the same with one other size, by the name of that size."""
 
     call: ExampleCall
     example: ExampleCall
-    varied: dict[str, ExampleCall] = field(default_factory=dict)
-    vary_example: Callable[[], dict[str, ExampleCall]] | None = None
+    vary: Vary
+    vary_example: Vary | None = None
 
 
 def capture_generation(
@@ -105,13 +108,13 @@ def capture_generation(
     for generation in _generation_calls(model, prompt, put_back, static, fewest, masks, has_prompts):
         if not has_caches and caches_in(generation.call.kwargs.values()):
             continue  # calls as the example's are without one
-        budget = Budget(seconds)
-        captured = known(generation.call, generation.example) or attempted(
-            partial(_captured, model, generation, budget)
-        )
+        trace = partial(_captured, model, put_back=put_back, budget=Budget(seconds))
+        captured = known(generation.call, generation.example) or attempted(partial(trace, generation))
         if isinstance(captured, CaptureError) and generation.vary_example is not None:
             put_back()
-            captured = attempted(partial(_captured_as_example, model, generation, budget))
+            # With the prompt of the example, for code that differs by length, as beyond a window.
+            own = GenerationCall(generation.example, generation.example, generation.vary_example)
+            captured = attempted(partial(trace, own))
         found.append((generation.call, captured))
         put_back()
     return found
@@ -135,26 +138,25 @@ def _generation_calls(
 ) -> list[GenerationCall]:
     """The calls of ``model.generate`` for the ``prompt``, with each of the ``masks``, and its step on a static cache if
     requested; only the steps without ``prompts``; none where the method raises."""
-    observed: list[list[GenerationCall]] = []
+    observed: dict[bool, list[GenerationCall]] = {}
     on_static = None
     # The step on a static cache needs a mask. transformers may drop a mask of ones, and with it that of unused entries.
-    for masked in sorted({*masks, True} if static else masks):
+    for masked in sorted({*masks, True} if static else masks, reverse=True):
         try:
-            calls = _observed(model, prompt, masked)
-            if static and masked and calls:
-                on_static = _on_static_cache(model, calls[-1])
-            if masked in masks:
-                observed.append(calls)
+            observed[masked] = _observed(model, prompt, masked, fewest and on_static is not None)
+            if static and masked and observed[masked]:
+                on_static = _on_static_cache(model, observed[masked][-1])
         except Exception:  # its configuration may have any effect
             continue
         finally:
             put_back()
+    wanted = [observed[masked] for masked in masks if masked in observed]
     if fewest and on_static:
-        observed = [calls[:1] for calls in observed]
+        wanted = [calls[:1] for calls in wanted]
     if not prompts:
-        observed = [calls[1:] for calls in observed]
+        wanted = [calls[1:] for calls in wanted]
     found: dict[Any, GenerationCall] = {}
-    for calls in observed:
+    for calls in wanted:
         for place, each in enumerate(calls):
             # The model may not pass the mask on, and then makes the same call as without one.
             given = (name for name, value in each.call.kwargs.items() if value is not None)
@@ -165,11 +167,7 @@ def _generation_calls(
 def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall | None:
     """Return ``step`` with a static cache as its cache; None where the model then computes different outputs."""
     if is_encoder_decoder(model):
-        step = GenerationCall(
-            _with_mask(step.call),
-            _with_mask(step.example),
-            {name: _with_mask(each) for name, each in step.varied.items()},
-        )
+        step = _changed(step, _with_mask)
     call, example = _static(step.call, SPARE), _static(step.example)
     if call is None or example is None:
         return None
@@ -177,9 +175,20 @@ def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall |
         logits, others = (each(model).logits for each in (step.call, call))
     if not is_close(logits, others, TOLERANCES):
         return None
-    varied = {name: _static(each, SPARE) for name, each in step.varied.items() if name != "step"}
-    varied = {"batch": varied.pop("batch"), "capacity": _static(step.call, SPARE + 1), **varied}
-    return GenerationCall(call, example, {name: each for name, each in varied.items() if each is not None})
+
+    def vary() -> dict[str, ExampleCall]:
+        varied = {name: _static(each, SPARE) for name, each in step.vary().items() if name != "step"}
+        varied = {"batch": varied.pop("batch"), "capacity": _static(step.call, SPARE + 1), **varied}
+        return {name: each for name, each in varied.items() if each is not None}
+
+    return GenerationCall(call, example, vary)
+
+
+def _changed(step: GenerationCall, change: Callable[[ExampleCall], ExampleCall]) -> GenerationCall:
+    vary = step.vary
+    return GenerationCall(
+        change(step.call), change(step.example), lambda: {name: change(each) for name, each in vary().items()}
+    )
 
 
 def _with_mask(step: ExampleCall) -> ExampleCall:
@@ -223,14 +232,10 @@ def _static(step: ExampleCall, spare: int | None = None) -> ExampleCall | None:
     return ExampleCall((), changed)
 
 
-def _captured_as_example(model: nn.Module, generation: GenerationCall, budget: Budget) -> Capture:
-    """Capture the call with the prompt of the example, for code that differs by length, as beyond a window."""
-    vary, example = generation.vary_example, generation.example
-    return _captured(model, GenerationCall(example, example, {} if vary is None else vary()), budget)
-
-
-def _captured(model: nn.Module, generation: GenerationCall, budget: Budget) -> Capture:
-    free = choices(model, generation.call, generation.varied)
+def _captured(model: nn.Module, generation: GenerationCall, put_back: Callable[[], None], budget: Budget) -> Capture:
+    with budget.paused():
+        free = choices(model, generation.call, generation.vary())
+        put_back()
     return capture(model, "", generation.call, free, generation.example, budget)
 
 
@@ -257,27 +262,34 @@ def _arguments(model: nn.Module, call: ExampleCall) -> dict[str, Any]:
         return {}
 
 
-def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[GenerationCall]:
+def _observed(model: nn.Module, prompt: Tensor, masked: bool, prompts_only: bool) -> list[GenerationCall]:
+    """The calls for the prompt, and for a step unless ``prompts_only``."""
     of_tokens = holds_tokens(prompt)
     small = repeated_to(prompt, 0, BATCH)
     small = repeated_to(small, 1, LENGTH) if of_tokens else small
-    calls = _calls(model, small, masked)
-    examples = _calls(model, prompt, masked)
+    count = 1 if prompts_only else CALLS
+    calls, examples = (_calls(model, each, masked, count) for each in (small, prompt))
 
-    def larger(prompt: Tensor, place: int) -> dict[str, ExampleCall]:
+    def larger(calls: list[ExampleCall], prompt: Tensor, place: int) -> dict[str, ExampleCall]:
         dimensions = {"batch": 0, "sequence": 1} if of_tokens else {"batch": 0}
         wider = {name: repeated_to(prompt, each, prompt.shape[each] + 1) for name, each in dimensions.items()}
-        return {name: _calls(model, each, masked, place + 1)[place] for name, each in wider.items()}
+        varied = {name: _calls(model, each, masked, place + 1)[place] for name, each in wider.items()}
+        return varied | ({"step": calls[place + 1]} if place == STEP else {})
 
-    found = [GenerationCall(calls[place], examples[place], larger(small, place)) for place in (PROMPT, STEP)]
-    found[0].vary_example = partial(larger, prompt, PROMPT)
-    found[1].vary_example = lambda: larger(prompt, STEP) | {"step": examples[STEP + 1]}
-    found[1].varied["step"] = calls[STEP + 1]
+    found = [
+        GenerationCall(
+            calls[place],
+            examples[place],
+            partial(larger, calls, small, place),
+            partial(larger, examples, prompt, place),
+        )
+        for place in (PROMPT, STEP)[:count]
+    ]
     # Without caches, each call has all tokens.
     return found if all(caches_in(each.call.kwargs.values()) for each in found) else found[:1]
 
 
-def _calls(model: nn.Module, prompt: Tensor, masked: bool, count: int = CALLS) -> list[ExampleCall]:
+def _calls(model: nn.Module, prompt: Tensor, masked: bool, count: int) -> list[ExampleCall]:
     """The first ``count`` calls of ``model`` for ``prompt``."""
     calls: list[ExampleCall] = []
 

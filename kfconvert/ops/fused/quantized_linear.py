@@ -22,9 +22,10 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 def takes_few_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the CUDA kernel accepts x (..., in) and weight (out, in), whose memory is aligned."""
-    few = 0 < x.numel() <= _MOST_ROWS * weight.shape[1]
+    if not x.is_cuda or x.dtype not in _HALF_TYPES or not has_kernels(x):
+        return False
     in_words = weight.is_contiguous() and weight.shape[1] % 16 == 0 and weight.storage_offset() % 16 == 0
-    return x.is_cuda and x.dtype in _HALF_TYPES and few and in_words and has_kernels(x)
+    return bool(in_words and 0 < x.numel() <= _MOST_ROWS * weight.shape[1])
 
 
 def _compose(x, weights: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], code, negative_slope, gated):
