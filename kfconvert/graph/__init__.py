@@ -8,5 +8,5 @@ from .nodes import communicates, draws, has_effect, is_of_module, is_parameter, 
 from .schemas import schema_of
 from .sizes import fixed_size, same_sizes, sizes_of, spell_sizes
 from .sources import at, blame, definition, location, mark_location, place_now
-from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, parts, roots, unify
+from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, parts, required, roots, unify
 from .views_or_copies import LAYOUT_READERS, is_to_memory_format, written_by_layout

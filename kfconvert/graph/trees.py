@@ -109,6 +109,23 @@ def roots(tree: Tree) -> tuple[Any, ...]:
     return (tree.target,) if isinstance(tree, Op) else ()
 
 
+def required(tree: Tree) -> frozenset[Any]:
+    """Returns operators that every match of ``tree`` calls."""
+    known: dict[int, frozenset[Any]] = {}  # by the id of a part, as alternatives share parts
+
+    def of(part: Any) -> frozenset[Any]:
+        if id(part) not in known:
+            inner = part.args if isinstance(part, Op) else part.trees if isinstance(part, Together) else part
+            if isinstance(part, Either):
+                known[id(part)] = frozenset.intersection(*map(of, part.options))
+            else:
+                own = (part.target,) if isinstance(part, Op) else ()
+                known[id(part)] = frozenset(own).union(*map(of, inner if isinstance(inner, (list, tuple)) else ()))
+        return known[id(part)]
+
+    return of(tree)
+
+
 def parts(tree: Tree) -> list[Any]:
     """Returns the distinct parts of ``tree``, outer parts first. Parts that alternatives share are listed once."""
     seen: set[int] = set()

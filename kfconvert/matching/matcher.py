@@ -30,8 +30,9 @@ def find(
     """
     patterns = list(patterns)
     by_root: dict[Any, list[Pattern]] = {}
+    called = {node.target for node in graph.nodes}
     for pattern in patterns:
-        for target in roots(pattern.tree):
+        for target in roots(pattern.tree) if pattern.required <= called else ():
             by_root.setdefault(target, []).append(pattern)
     aliases = Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}

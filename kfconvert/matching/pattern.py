@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..graph import Either, Op, Together, is_of_module, module_path, parts
+from ..graph import Either, Op, Together, is_of_module, module_path, parts, required
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class Pattern:
     def calls(self) -> list[Op]:
         """The distinct calls in the tree, outer calls first."""
         return [part for part in parts(self.tree) if isinstance(part, Op)]
+
+    @cached_property
+    def required(self) -> frozenset[Any]:
+        """Operators that every match calls."""
+        return required(self.tree)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def test_the_second_conversion_traces_no_call_and_decides_the_same(folder, trace
     assert "1 cached graphs used" in str(info)
 
 
-@pytest.mark.parametrize("make", [llama, t5])
+@pytest.mark.parametrize("make", [llama, pytest.param(t5, marks=pytest.mark.exhaustive)])
 def test_models_generate_the_same_tokens(folder, traces, make):
     ids, models = torch.randint(1, 40, (1, 6)), []
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :2]} if make is t5 else {})

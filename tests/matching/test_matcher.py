@@ -8,7 +8,7 @@ from torch import nn
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
-from kfconvert.graph.trees import Either, Number, Op, Var, aten, unify
+from kfconvert.graph.trees import Either, Number, Op, Together, Var, aten, required, unify
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.matching.pattern import Match, Pattern
@@ -216,3 +216,11 @@ def test_a_site_is_the_module_of_its_anchor():
     findings = find(region_of(model, torch.randn(2, 3)).graph, REGISTRY)
     assert [(m.pattern.name, m.site) for m in findings.matches] == [("linear_relu", "0.0"), ("linear", "1")]
     assert all(isinstance(match, Match) for match in findings.matches)
+
+
+def test_operators_that_every_match_calls():
+    x, relu = Var("x"), Op(aten.relu.default, Var("x"))
+    assert required(Either(relu, Op(aten.add.Tensor, relu, x))) == {aten.relu.default}
+    assert required(Op(aten.cat.default, [relu, Either(x, relu)])) == {aten.cat.default, aten.relu.default}
+    assert required(Together(relu, Op(aten.neg.default, x))) == {aten.relu.default, aten.neg.default}
+    assert required(Either(x, relu)) == required(x) == frozenset()
