@@ -166,7 +166,9 @@ def _replica(model: nn.Module, dtype: torch.dtype, dequantizes: bool) -> nn.Modu
         elif dequantizes and is_dequantizable(tensor):
             values = tensor.detach().dequantize().to(dtype)
             memo[key] = nn.Parameter(values, False) if isinstance(tensor, nn.Parameter) else values
-    return copied_model(model, memo).to(dtype)
+    duplicate = copied_model(model, memo)
+    # A method that was assigned to the model, as accelerate does, would move the original.
+    return type(duplicate).to(duplicate, dtype)
 
 
 @contextmanager

@@ -152,12 +152,9 @@ def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.
             )
             return torch.device("cpu")
     try:
-        place = resolve_device(device, nn.Module())  # reads the model only if no device is given
+        return resolve_device(device, nn.Module())  # reads the model only if no device is given
     except ConversionError as error:
         raise ArtifactError(str(error)) from error
-    if place.type == "meta":
-        raise ArtifactError("device meta cannot be used: it has no data")
-    return place
 
 
 def _architecture(

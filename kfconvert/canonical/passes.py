@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -246,7 +246,7 @@ def scaled_mm_to_linear(graph: fx.Graph) -> None:
                 continue
             if before.dim() != after.dim() or not _same_sizes(before.shape[:-1], after.shape[:-1]):
                 continue
-            if not _same_sizes(scale.meta["val"].shape, weight.meta["val"].shape[:1]):
+            if not _same_sizes((*scale.meta["val"].shape, before.shape[-1]), weight.meta["val"].shape):
                 continue
             with graph.inserting_before(node):
                 wide = graph.call_function(aten.to.dtype, (weight, found.captures["dtype"]))
@@ -259,7 +259,7 @@ def scaled_mm_to_linear(graph: fx.Graph) -> None:
             break
 
 
-def _same_sizes(left: torch.Size, right: torch.Size) -> bool:
+def _same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return str(tuple(left)) == str(tuple(right))
 
 

@@ -289,6 +289,11 @@ def _observed(model: nn.Module, prompt: Tensor, masked: bool, prompts_only: bool
     return found if all(caches_in(each.call.kwargs.values()) for each in found) else found[:1]
 
 
+def _has_padding(model: nn.Module, prompt: Tensor) -> bool:
+    token = getattr(getattr(model, "generation_config", None), "pad_token_id", None)
+    return isinstance(token, int) and bool((prompt == token).any())
+
+
 def _calls(model: nn.Module, prompt: Tensor, masked: bool, count: int) -> list[ExampleCall]:
     """The first ``count`` calls of ``model`` for ``prompt``."""
     calls: list[ExampleCall] = []
@@ -299,10 +304,10 @@ def _calls(model: nn.Module, prompt: Tensor, masked: bool, count: int) -> list[E
             raise _Enough
 
     inputs: dict[str, Any] = {getattr(model, "main_input_name", "input_ids"): prompt}
-    if masked:
-        # transformers does not pass on a mask of ones.
+    # transformers does not pass on a mask of ones. Without one, it takes padding tokens in the prompt for padding.
+    if masked or (holds_tokens(prompt) and _has_padding(model, prompt)):
         mask = torch.ones(prompt.shape[0], prompt.shape[-1], dtype=torch.long, device=prompt.device)
-        mask[0, 0] = 0
+        mask[0, 0] = 0 if masked else 1
         inputs[_MASK] = mask
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     generate: Any = model.generate

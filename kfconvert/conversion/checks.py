@@ -104,6 +104,8 @@ def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConversionError(f"device {device} cannot be used: {first_line(error)}") from None
+    if device.type == "meta":
+        raise ConversionError("device meta cannot be used: it has no data")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device

@@ -107,7 +107,9 @@ def _prepared(
     example_calls: Mapping[str, Any],
 ) -> Prepared:
     """Like ``prepare``, for ``model``: a copy of ``given``, or ``given`` itself, which ``as_given`` restores."""
-    model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
+    # A method that was assigned to the model, as accelerate does, would move the original of a copy.
+    move = type(model).to
+    model = (move(model, device, dtype) if dtype else move(model, device)).eval()
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     # Inputs keep their dtype; they are cast to the model's dtype only if the model does not accept them.
     dtypes = [dtype or own] if dtype or example_inputs is None else [None, own]

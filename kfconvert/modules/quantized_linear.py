@@ -12,8 +12,9 @@ from .base import FusedModule, Plan, held
 # ATen's CPU kernel takes bfloat16 at memory bandwidth. ms on one core, 1024 to 2816 features, at 1, 16 and 64 rows:
 # 0.15, 1.2, 4.8; with a cast of the weight in each call: 0.60, 0.98, 2.2. In float32 and float16 it is always slower.
 _PACKED_MOST_ROWS = 8
-# It reads past the ends of rows whose length is not a multiple of this.
+# It reads past the ends of rows whose length is not a multiple of this, and crashes for unaligned memory.
 _PACKED_MULTIPLE = 16
+_PACKED_ALIGNMENT = 64  # bytes, as PyTorch allocates
 
 
 class FusedQuantizedLinear(FusedModule):
@@ -86,10 +87,14 @@ class FusedQuantizedLinear(FusedModule):
 
     def _int8pack(self, x: torch.Tensor) -> torch.Tensor:
         weight, scale = held(self, "weight"), held(self, "scale")
-        if x.numel() > _PACKED_MOST_ROWS * weight.shape[1]:
+        # A plan meets any number of rows, and later weights, for example from a file that is mapped to memory.
+        is_few = x.numel() <= _PACKED_MOST_ROWS * weight.shape[1]
+        if not is_few or not weight.is_contiguous() or weight.data_ptr() % _PACKED_ALIGNMENT:
             return self.reference(x)
         rows = x.reshape(-1, weight.shape[1]).contiguous()
-        y = torch.ops.aten._weight_int8pack_mm.default(rows, weight, scale.to(x.dtype).flatten())
+        rows = rows.clone() if rows.data_ptr() % _PACKED_ALIGNMENT else rows
+        scales = scale.to(x.dtype).flatten().contiguous()
+        y = torch.ops.aten._weight_int8pack_mm.default(rows, weight, scales)
         return y.view(*x.shape[:-1], weight.shape[0])
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:

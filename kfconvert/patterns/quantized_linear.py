@@ -31,7 +31,7 @@ def _int8(prefix: str) -> Tree:
     product = Op(aten.linear.default, Var("x"), numbers, None, name=f"{prefix}product")
     plain = Var(f"{prefix}factors")
     factors = Either(Op(aten.to.dtype, plain, Var(f"{prefix}factors_dtype")), plain)
-    scale = Either(Op(aten.flatten.using_ints, factors), factors)
+    scale = Either(Op(aten.flatten.using_ints, factors, name=f"{prefix}flat"), factors)
     return Op(aten.mul.Tensor, product, scale, name=f"{prefix}result")
 
 
@@ -63,6 +63,8 @@ class _Kind:
             return f"the weight has dtype {numbers.dtype}, not int8 or float8_e4m3fn"
         if numbers.dim() != 2 or factors.shape not in ((numbers.shape[0],), (numbers.shape[0], 1)):
             return f"the weight has a scale of shape {tuple(factors.shape)}, not one for each row"
+        if not self.scales_weight and factors.dim() == 2 and f"{prefix}flat" not in c:
+            return "the scale multiplies rows of the product, not its columns"
         if x.dtype not in FLOATING or factors.dtype not in FLOATING:
             return f"dtype {x.dtype} has no fused kernel"
         if traced(c[f"{prefix}result"]).dtype != x.dtype or {c[f"{prefix}dtype"]} - {x.dtype, factors.dtype}:
@@ -198,6 +200,7 @@ PATTERNS = (
         (
             Case(_alone(_torchao_int8), _HALF),
             Case(_alone(_gpt_fast, torch.int8, 24), _HALF),
+            Case(_alone(_gpt_fast), random((24, 16), dtype=torch.bfloat16), 0, "multiplies rows of the product"),
             Case(_alone(_torchao_int8, torch.int8, 1), _HALF, 0),
             Case(_alone(_torchao_int8, torch.int16), _HALF, 0, "dtype torch.int16"),
         ),

@@ -154,6 +154,7 @@ def test_the_example_is_not_written():
         ({"input_shape": (4, 16), "dtype": torch.int8}, "floating-point dtype"),
         ({"input_shape": (4, 16), "dtype": "float32"}, "floating-point dtype"),
         ({"input_shape": (4, 16), "device": "nonsense"}, "device nonsense"),
+        ({"input_shape": (4, 16), "device": "meta"}, "device meta cannot be used: it has no data"),
         ({"example_inputs": 5}, "example_inputs must be"),
         ({"example_inputs": torch.zeros(4, 16, device="meta")}, "on the meta device, which has no values"),
         ({"example_inputs": torch.nested.nested_tensor([torch.zeros(2, 16)])}, "nested tensor with the strided layout"),

@@ -375,7 +375,8 @@ def test_an_example_with_a_mask_adds_padded_prompts():
     torch.manual_seed(0)
     model = FAMILIES["llama"]().double().eval()
     ids = torch.randint(3, 64, (2, 6))
-    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    ids[0, :3] = model.generation_config.pad_token_id
+    example = {"input_ids": ids, "attention_mask": (ids != ids[0, 0]).long()}
     fused = ModelConverter(select="all", effort="fast", new_tokens=0).convert_model(model, example_inputs=example)
     for padded in (True, False):
         assert_same(model, fused, padded=padded)

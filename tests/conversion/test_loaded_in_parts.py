@@ -37,6 +37,17 @@ def test_offloaded_weights(checkpoint, tmp_path):
         ModelConverter().convert_model(model, input_shape=(1, 8))
 
 
+def test_hooks_of_accelerate(checkpoint):
+    """The ``to`` of a copy of such a model moves the original."""
+    accelerate = pytest.importorskip("accelerate")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    expected = model(IDS).logits
+    accelerate.dispatch_model(model, {"model": "cpu", "lm_head": "cpu"}, force_hooks=True)
+    fused = ModelConverter(effort="fast", new_tokens=0).convert_model(model, input_shape=(1, 8))
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model(IDS).logits, expected) and torch.equal(fused(IDS).logits, expected)
+
+
 def test_weights_that_are_not_loaded():
     with torch.device("meta"):
         model = nn.Linear(4, 4)

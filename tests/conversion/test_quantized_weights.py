@@ -171,3 +171,26 @@ def test_unsupported_uses_are_refused(tmp_path):
     with torch.autocast("cpu", torch.bfloat16):
         _, stats = converted(net())
     assert "distributed or quantized weights, which are not converted under autocast" in stats["regions"][0]["reason"]
+
+
+class Heads(nn.Module):
+    """A projection with numbers that all heads share, between fused layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.register_buffer("numbers", torch.randint(-127, 127, (8, 8), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(8) / 100)
+
+    def forward(self, x):
+        h = F.gelu(self.first(x))
+        product = torch.mm(h.reshape(-1, 8), self.numbers.t().to(h.dtype)) * self.scale
+        return self.last(product.reshape(h.shape))
+
+
+def test_a_product_with_each_head_is_no_linear_layer():
+    torch.manual_seed(0)
+    model = Heads().eval()
+    fused, stats = converted(model)
+    assert stats["regions"][0]["captured"] and stats["linear_gelu_replaced"] == 1
+    torch.testing.assert_close(fused(X), model(X))

@@ -21,6 +21,32 @@ def test_the_library_gets_no_rows_past_whose_ends_it_reads(columns):
     torch.testing.assert_close(module(x), module.reference(x))
 
 
+def shifted(tensor):
+    """A copy that begins 8 bytes after an aligned address, as in a file that is mapped to memory."""
+    memory = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
+    return memory[8 // tensor.element_size() :][: tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+CHANGES = {
+    "unaligned weight": lambda m: setattr(m, "weight", shifted(m.weight)),
+    "other layout": lambda m: setattr(m, "weight", m.weight.t().contiguous().t()),
+    "expanded scale": lambda m: setattr(m, "scale", nn.Parameter(m.scale[:1].expand_as(m.scale))),
+    "scale with gaps": lambda m: setattr(m, "scale", nn.Parameter(torch.cat([m.scale, -m.scale], 1)[:, :1])),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_plan_meets_other_tensors(name):
+    torch.manual_seed(0)
+    module, x = layer(8, 64), torch.randn(3, 64).bfloat16()
+    module.strategy = "int8pack"
+    plan = module.plan(x)
+    CHANGES[name](module)
+    for given in (x, shifted(x)):
+        torch.testing.assert_close(plan(given), module.reference(given), rtol=2e-2, atol=2e-2)
+
+
 @torch.no_grad()
 def test_more_weights_than_one_launch_takes(device):
     torch.manual_seed(0)
