@@ -7,7 +7,7 @@ You learn that batches of any size run one program, and why they are filled up t
 CUDA a forward is recorded for each size that comes, so few sizes make few recordings, all of them made before the first
 request. scripts/bench_serving.py asks this service, converted and as it was (--original), from many clients at a time.
 
-A request is {"image": 3 x SIZE x SIZE bytes, in base64}, its answer {"scores": [...], "fallbacks": count}. The count
+A request is {"image": 3 x n x n bytes, in base64}, its answer {"scores": [...], "fallbacks": count}. The count
 says how many calls ran the original code so far; it is null for the original model.
 """
 
@@ -32,8 +32,8 @@ class Service(serving.litserve().LitAPI):
             self.model = converted(type(model).__name__, self.model, example, self.small)
         serving.warm_up(self.model, self.size, device)
 
-    def decode_request(self, request):
-        return serving.decoded(request["image"], self.size)
+    def decode_request(self, request: serving.Image):
+        return serving.decoded(request.image, self.size)
 
     def batch(self, inputs):
         return inputs  # of any number; scores_of pads them

@@ -57,14 +57,13 @@ class Gateway:
         return "ok"
 
     @api.post("/predict")
-    async def predict(self, request: fastapi.Request):
-        image = (await request.json())["image"]
+    async def predict(self, request: serving.Image):
         for _ in range(ATTEMPTS - 1):
             try:
-                return await self.replicas.remote(image)
+                return await self.replicas.remote(request.image)
             except ray.exceptions.RayActorError:
                 continue  # Ray Serve no longer selects this replica
-        return await self.replicas.remote(image)
+        return await self.replicas.remote(request.image)
 
 
 def main(argv=None):

@@ -1,8 +1,9 @@
 """Functions that the services share: options, batches, counters of fallbacks, and a classifier of images."""
 
-import base64
 import importlib
+import math
 
+import pydantic
 import small_models
 import torch
 from shared import options_of
@@ -77,10 +78,24 @@ def as_input(pixels):
     return pixels.float() / 64 - 2
 
 
-def decoded(image, size):
-    """The input for an image of 3 x size x size bytes in base64."""
-    pixels = torch.frombuffer(bytearray(base64.b64decode(image)), dtype=torch.uint8)
-    return as_input(pixels.view(3, size, size))
+class Image(pydantic.BaseModel):
+    """A request. FastAPI rejects others before they join a batch, whose requests would all get the error of one."""
+
+    image: pydantic.Base64Bytes
+
+    @pydantic.field_validator("image")
+    @classmethod
+    def _is_square(cls, pixels):
+        if not pixels or 3 * math.isqrt(len(pixels) // 3) ** 2 != len(pixels):
+            raise ValueError("expected 3 x n x n bytes")
+        return pixels
+
+
+def decoded(pixels, size):
+    """The input for an image of 3 x n x n bytes, resized to ``size``."""
+    side = math.isqrt(len(pixels) // 3)
+    image = as_input(torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(3, side, side))
+    return image if side == size else F.interpolate(image[None], size=(size, size), mode="bilinear")[0]
 
 
 def filled_up(inputs):

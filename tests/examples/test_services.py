@@ -1,5 +1,6 @@
 """The services in examples/, and their load test."""
 
+import base64
 import http.server
 import importlib
 import json
@@ -143,3 +144,16 @@ def test_an_error_of_generate_ends_the_stream(language, service, monkeypatch):
 def test_a_prompt_that_the_model_cannot_take_is_refused(language, wrong):
     with pytest.raises(ValueError, match="validation error"):
         language.Prompt(**wrong)
+
+
+@pytest.mark.parametrize("image", ["", "AAAAAA==", "?", 3, None])
+def test_an_image_that_the_classifier_cannot_take_is_refused(bench, image):
+    serving = importlib.import_module("serving")
+    with pytest.raises(ValueError, match="validation error"):
+        serving.Image(image=image)
+
+
+def test_images_are_resized(bench):
+    serving = importlib.import_module("serving")
+    pixels = serving.Image(image=base64.b64encode(bytes(range(75)))).image
+    assert serving.decoded(pixels, 5).shape == (3, 5, 5) and serving.decoded(pixels, 9).shape == (3, 9, 9)
