@@ -43,7 +43,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 # One with learned positions, one with rotations, grouped heads and a window, and an encoder-decoder.
-SHORT = ["gpt2", "mistral", "bart"]
+SHORT = ["mistral", "bart"]
 ALL = [*SHORT, *exhaustive(*(family for family in FAMILIES if family not in SHORT))]
 # Norms and rotations are computed in float32 by some models whatever their own dtype is.
 IN_FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from support.selection import exhaustive
 from support.stored_net import Block, Net
 from torch import nn
 
@@ -91,7 +92,7 @@ def test_the_second_conversion_traces_no_call_and_decides_the_same(folder, trace
     assert "1 cached graphs used" in str(info)
 
 
-@pytest.mark.parametrize("make", [llama, pytest.param(t5, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("make", [llama, *exhaustive(t5)])
 def test_models_generate_the_same_tokens(folder, traces, make):
     ids, models = torch.randint(1, 40, (1, 6)), []
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :2]} if make is t5 else {})
@@ -192,7 +193,7 @@ def body(**options):
     return llama(transformers.LlamaModel, use_cache=False, **options)
 
 
-@pytest.mark.parametrize("options", [{"rope_theta": 5.0}, {"rms_norm_eps": 0.5}, {"num_hidden_layers": 2}])
+@pytest.mark.parametrize("options", [{"rms_norm_eps": 0.5}, *exhaustive({"rope_theta": 5.0}, {"num_hidden_layers": 2})])
 def test_another_configuration_is_traced(folder, traces, options):
     converted(body())
     traces.clear()
