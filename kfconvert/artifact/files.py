@@ -118,7 +118,8 @@ def _original(
     tensors, metadata, quantized = dict[str, Tensor](), dict[str, str](), record.get("quantized", {})
     for file in weights_files(record["files"]):
         found, described = read_checked(folder, record, file, read_tensors)
-        tensors, metadata = tensors | found, metadata | described
+        tensors |= found
+        metadata |= described
     with reading(folder):
         tensors = unflattened(tensors, metadata, quantized, device)
     # Without a checksum, a file of this name belongs to another artifact.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -215,7 +215,7 @@ def addmm_to_linear(graph: fx.Graph) -> None:
             before, after = x.meta["val"], node.meta["val"]
             if not (is_weight(weight) and is_weight(bias) and len(found.captures["product"].users) == 1):
                 continue
-            if before.dim() != after.dim() or not _same_sizes(before.shape[:-1], after.shape[:-1]):
+            if not _keeps_rows(before, after):
                 continue
             # The reshape may also split the rows of x, for example into heads.
             if bias.meta["val"].dim() != 1 or not _same_sizes(before.shape[-1:], weight.meta["val"].shape[:1]):
@@ -239,27 +239,36 @@ def scaled_mm_to_linear(graph: fx.Graph) -> None:
     aliases = Aliases(graph)
     for node in list(graph.nodes):
         for found in unify(tree, node):
-            x, weight, scale, scaled = (found.captures[name] for name in ("x", "weight", "scale", "scaled"))
+            x, weight, scale, scaled, multiplied = (
+                found.captures[name] for name in ("x", "weight", "scale", "scaled", "product")
+            )
             before, after = x.meta["val"], node.meta["val"]
-            users = [*scaled.users, *found.captures["product"].users]
+            users = [*scaled.users, *multiplied.users]
             if not is_weight(weight) or aliases.reads_written(found) or users != [node, scaled]:
                 continue
-            if before.dim() != after.dim() or not _same_sizes(before.shape[:-1], after.shape[:-1]):
+            # A scale of one dimension keeps its meaning for more dimensions of x.
+            if not _keeps_rows(before, after) or scale.meta["val"].dim() != 1:
                 continue
-            if not _same_sizes((*scale.meta["val"].shape, before.shape[-1]), weight.meta["val"].shape):
+            sizes = [value.meta["val"].shape for value in (multiplied, scaled, weight)]
+            if not _same_sizes(*sizes[:2]) or not _same_sizes(before.shape[-1:], sizes[2][1:]):
                 continue
             with graph.inserting_before(node):
                 wide = graph.call_function(aten.to.dtype, (weight, found.captures["dtype"]))
                 linear = graph.call_function(aten.linear.default, (x, wide))
                 result = graph.call_function(aten.mul.Tensor, (linear, scale))
             wide.meta = {"val": weight.meta["val"].to(found.captures["dtype"])}
-            linear.meta = {**found.captures["product"].meta, "val": after}
+            linear.meta = {**multiplied.meta, "val": after}
             result.meta = {**scaled.meta, "val": after}
             node.replace_all_uses_with(result)
             break
 
 
-def _same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
+def _keeps_rows(before: Tensor, after: Tensor) -> bool:
+    """Whether all sizes but the last one are equal."""
+    return before.dim() == after.dim() and _same_sizes(before.shape[:-1], after.shape[:-1])
+
+
+def _same_sizes(left: torch.Size, right: torch.Size) -> bool:
     return str(tuple(left)) == str(tuple(right))
 
 

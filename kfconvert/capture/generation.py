@@ -53,8 +53,7 @@ SPARE = 8
 
 # Returns the capture from an earlier conversion for the traced call and its example, if there is one.
 Known = Callable[[ExampleCall, ExampleCall], Capture | None]
-
-
+# Returns calls with one other size each, by the name of that size.
 Vary = Callable[[], dict[str, ExampleCall]]
 
 
@@ -65,7 +64,7 @@ class _Enough(Exception):
 @dataclass
 class GenerationCall:
     """A call of the model by ``generate`` with a small prompt; ``example``, the same with the prompt of the user's
-    example; and for each of both, a function that returns the same with one other size, by the name of that size."""
+    example; and for each of both, the same with one other size."""
 
     call: ExampleCall
     example: ExampleCall

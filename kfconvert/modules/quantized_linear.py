@@ -17,6 +17,14 @@ _PACKED_MULTIPLE = 16
 _PACKED_ALIGNMENT = 64  # bytes, as PyTorch allocates
 
 
+def _takes_packed(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether ATen's CPU kernel computes the product correctly, and at memory bandwidth."""
+    if x.is_cuda or x.dtype != torch.bfloat16 or weight.dtype != torch.int8 or not weight.is_contiguous():
+        return False
+    in_words = weight.shape[1] % _PACKED_MULTIPLE == 0 and weight.data_ptr() % _PACKED_ALIGNMENT == 0
+    return in_words and 0 < x.numel() <= _PACKED_MOST_ROWS * weight.shape[1]
+
+
 class FusedQuantizedLinear(FusedModule):
     """``y = x (q * scale)^T``, a linear layer with a quantized weight (weights only), as torchao computes it.
 
@@ -68,11 +76,9 @@ class FusedQuantizedLinear(FusedModule):
 
     def strategies(self, x: torch.Tensor) -> list[str]:
         weight = held(self, "weight")
-        few = 0 < x.numel() <= _PACKED_MOST_ROWS * weight.shape[1] and weight.shape[1] % _PACKED_MULTIPLE == 0
-        packed = weight.dtype == torch.int8 and weight.is_contiguous() and x.dtype == torch.bfloat16
         offered = {
             "skinny": takes_few_rows(x, weight),
-            "int8pack": few and packed and not x.is_cuda,
+            "int8pack": _takes_packed(x, weight),
             "product": self.scales_weight and x.dtype != torch.float16,
             "composition": True,
         }
@@ -88,8 +94,7 @@ class FusedQuantizedLinear(FusedModule):
     def _int8pack(self, x: torch.Tensor) -> torch.Tensor:
         weight, scale = held(self, "weight"), held(self, "scale")
         # A plan meets any number of rows, and later weights, for example from a file that is mapped to memory.
-        is_few = x.numel() <= _PACKED_MOST_ROWS * weight.shape[1]
-        if not is_few or not weight.is_contiguous() or weight.data_ptr() % _PACKED_ALIGNMENT:
+        if not _takes_packed(x, weight):
             return self.reference(x)
         rows = x.reshape(-1, weight.shape[1]).contiguous()
         rows = rows.clone() if rows.data_ptr() % _PACKED_ALIGNMENT else rows

@@ -67,7 +67,9 @@ class _Kind:
             return "the scale multiplies rows of the product, not its columns"
         if x.dtype not in FLOATING or factors.dtype not in FLOATING:
             return f"dtype {x.dtype} has no fused kernel"
-        if traced(c[f"{prefix}result"]).dtype != x.dtype or {c[f"{prefix}dtype"]} - {x.dtype, factors.dtype}:
+        casts = {c[prefix + name] for name in ("dtype", "factors_dtype") if prefix + name in c}
+        allowed = {x.dtype, factors.dtype} if self.scales_weight else {x.dtype}
+        if casts - allowed or traced(c[f"{prefix}result"]).dtype != x.dtype:
             return "the weight is cast to another dtype than that of x"
         return None
 
@@ -139,6 +141,10 @@ def _gpt_fast(x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
     return nn.functional.linear(x, numbers.to(x.dtype)) * scale.to(x.dtype)
 
 
+def _rounded_scale(x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
+    return nn.functional.linear(x, numbers.to(x.dtype)) * scale.to(torch.bfloat16).flatten()
+
+
 _X, _HALF = random((2, 3, 16)), random((2, 3, 16), dtype=torch.bfloat16)
 _FLOAT8 = torch.float8_e4m3fn
 _Layer = Callable[..., Tensor]
@@ -201,7 +207,8 @@ PATTERNS = (
             Case(_alone(_torchao_int8), _HALF),
             Case(_alone(_gpt_fast, torch.int8, 24), _HALF),
             Case(_alone(_gpt_fast), random((24, 16), dtype=torch.bfloat16), 0, "multiplies rows of the product"),
-            Case(_alone(_torchao_int8, torch.int8, 1), _HALF, 0),
+            Case(_alone(_torchao_int8, torch.int8, 1), _HALF, 0, "not one for each row"),
+            Case(_alone(_rounded_scale), _X, 0, "cast to another dtype"),
             Case(_alone(_torchao_int8, torch.int16), _HALF, 0, "dtype torch.int16"),
         ),
     ),

@@ -42,6 +42,8 @@ def test_a_service_loses_no_answer_mixes_none_up_and_runs_fused(options, package
     out = finished(ROOT / "scripts" / "bench_serving.py", "--small", "--device", "cpu", *options.split())
     lines = [line.split() for line in out.splitlines() if line.startswith(tuple(rows))]
     assert [line[0] for line in lines] == rows
+    clients, requests = (int(options.split()[options.split().index(name) + 1]) for name in ("--clients", "--requests"))
+    assert out.startswith(f"{clients} clients, {clients * requests} requests")
     assert all(float(line[1]) > 0 and line[-4:-1] == ["0", "0", "0"] for line in lines), out
     assert [line[-1] for line in lines] == ["-", *["0"] * (len(rows) - 1)], out
 

@@ -1,5 +1,6 @@
 // Host side of quantized_linear, for a backend that has kernels for products of a few rows: (x W^T) * scale with
-// weights of int8 or float8 numbers, side by side, or act(g) * u of two such products g, u.
+// weights of int8 or float8 numbers, side by side, or act(g) * u of two such products g, u. More rows take several
+// launches.
 #pragma once
 
 #include <limits>
@@ -11,9 +12,10 @@ namespace kfc {
 // The most launches for one product, of up to kSkinnyRows rows each.
 constexpr int64_t kMostLaunches = 4;
 
-// The scale of the weight's rows, contiguous. In a graph, the kernel reads the weight early, so it cannot be a copy.
-inline Tensor contiguous_scale(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scale,
-                               int32_t numbers, int32_t scales) {
+// Checks a weight and its scale, and returns the scale, contiguous. The weight cannot be a copy, since the kernel reads
+// it early in a graph.
+inline Tensor checked_scale(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scale, int32_t numbers,
+                            int32_t scales) {
   const Options options = options_of(x);
   check_same_device(op, "weight", options, options_of(weight));
   check_same_device(op, "scale", options, options_of(scale));
@@ -45,7 +47,7 @@ Tensor quantized_linear(const Tensor& x_in, std::vector<Tensor> weights, std::ve
   KFC_CHECK(is_int8 || numbers == aoti_torch_dtype_float8_e4m3fn(), op, "weight is neither int8 nor float8_e4m3fn");
   a.numbers = is_int8 ? Numbers::int8 : Numbers::float8;
   for (size_t i = 0; i < count; ++i) {
-    scales[i] = contiguous_scale(op, x_in, weights[i], scales[i], numbers, scale_options.dtype);
+    scales[i] = checked_scale(op, x_in, weights[i], scales[i], numbers, scale_options.dtype);
     if (i > 0) {
       a.weights[i - 1] = weights[i].const_data_ptr();
       a.scales[i - 1] = scales[i].const_data_ptr();

@@ -300,6 +300,7 @@ void launch_rows(const SkinnyProduct& a, cudaStream_t stream) {
   }
 }
 
+// The numbers for transposed weights are those that were fastest for the layers of GPT-2 on an H100.
 template <class T, int TILES>
 void launch(const SkinnyProduct& a, cudaStream_t stream) {
   const int64_t processors = multiprocessors();
