@@ -11,6 +11,7 @@ reads: no step at batch 1 can be faster.
 
 import argparse
 import datetime
+import gc
 import json
 import os
 import subprocess
@@ -89,10 +90,11 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if options.fraction:
         torch.cuda.set_per_process_memory_fraction(options.fraction)
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)  # as from_pretrained does
     with torch.device(device):
         model, example = MODELS[name]()
-    model = model.eval().to(torch.bfloat16)
-    example = {key: value.to(torch.bfloat16) if value.is_floating_point() else value for key, value in example.items()}
+    model = model.eval()
+    torch.set_default_dtype(torch.float32)
     size = sum(each.numel() * each.element_size() for each in model.parameters())
     is_first = options.stage == "first"
     original = tokens_per_second(model, example) if is_first else 0.0
@@ -112,7 +114,13 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "rates": (original, tokens_per_second(model, example)), "bound": bound(model, device),
     }  # fmt: skip
     print(converter.conversion_stats, file=sys.stderr)
-    return found | saved_and_loaded(model, device)
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        kfconvert.save(model, folder + "/artifact")
+        found["save"] = time.perf_counter() - begin
+        del model, converter
+        gc.collect()
+        return found | loaded(folder + "/artifact", device)
 
 
 @contextmanager
@@ -136,29 +144,22 @@ def most_memory(device: Any) -> Iterator[list[int]]:
         is_over.set()
 
 
-def saved_and_loaded(model: Any, device: Any) -> dict[str, float]:
-    """Seconds to save and load the model, and to read the file of its weights into memory alone."""
+def loaded(folder: str, device: Any) -> dict[str, float]:
+    """Seconds to read the file of the weights in the artifact ``folder`` alone, and to load the artifact."""
     import torch
+    from safetensors.torch import load_file
 
     import kfconvert
 
-    with tempfile.TemporaryDirectory() as folder:
-        begin = time.perf_counter()
-        kfconvert.save(model, folder + "/artifact")
-        saved = time.perf_counter() - begin
-        del model
-        begin = time.perf_counter()
-        from safetensors.torch import load_file
-
-        tensors = load_file(folder + "/artifact/model.safetensors", device=str(device))
-        read = time.perf_counter() - begin
-        del tensors
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        begin = time.perf_counter()
-        kfconvert.load(folder + "/artifact", device=device)
-        loaded = time.perf_counter() - begin
-    return {"save": saved, "load": loaded, "read": read}
+    begin = time.perf_counter()
+    tensors = load_file(folder + "/model.safetensors", device=str(device))
+    read = time.perf_counter() - begin
+    del tensors
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    begin = time.perf_counter()
+    kfconvert.load(folder, device=device)
+    return {"read": read, "load": time.perf_counter() - begin}
 
 
 def tokens_per_second(model: Any, example: dict[str, Any]) -> float:

@@ -13,6 +13,7 @@ from ..capture import prompt_of
 from ..inputs import bounded_lookups
 from ..process import quiet_thread
 from ..profiling import Comparison, compare_timings
+from ..runtime import CALLS_BEFORE
 from .preparation import Prepared
 
 # The default number of generated tokens; fewer if they take longer than these seconds.
@@ -44,39 +45,34 @@ class GenerationTimings:
         return {"tokens_per_s": rate, "prefill_ms": first, "step_ms": step}
 
 
-def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> GenerationTimings | None:
+def time_generation(
+    prepared: Prepared, wanted: int | None, budget_s: float, forward_ms: float
+) -> GenerationTimings | None:
     """Times greedy generation of both models from the example's prompt; None without generation, or without timing.
 
     Args:
         wanted: number of new tokens; None for as many as ``budget_s`` seconds allow, within bounds.
+        forward_ms: the time of the original's example call, the estimate for each of its tokens.
     """
     prompt = prompt_of(prepared.model, prepared.call, wanted or MOST_TOKENS)
     if prompt is None or wanted == 0:
         return None
+    affordable = int(1e3 * budget_s / (2 * LEAST_ROUNDS * forward_ms)) - 2  # each round has two prefills, too
+    tokens = wanted or min(max(affordable, LEAST_TOKENS), MOST_TOKENS)
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, run in (("original", _original), ("converted", _generated)):
+        calls[name] = partial(run, prepared, prompt, tokens)
+        calls[f"{name} prefill"] = partial(run, prepared, prompt, 1)
     try:
         with quiet_thread():
             with bounded_lookups([prompt]):
-                tokens = wanted or _affordable(prepared, prompt, budget_s)
-                if prompt.device.type != "cpu":
-                    _original(prepared, prompt, tokens)
-            calls: dict[str, Callable[[], Any]] = {}
-            for name, run in (("original", _original), ("converted", _generated)):
-                calls[name] = partial(run, prepared, prompt, tokens)
-                calls[f"{name} prefill"] = partial(run, prepared, prompt, 1)
-            timings = compare_timings(calls, prepared.device, budget_s, LEAST_ROUNDS)
+                calls["original"]()
+            for _ in range(CALLS_BEFORE + 1):
+                calls["converted"]()
+            timings = compare_timings(calls, prepared.device, budget_s, LEAST_ROUNDS, settled=True)
     except Exception:  # the model's code or configuration may cause any error
         return None
     return GenerationTimings(tuple(prompt.shape[:2]), tokens, timings)
-
-
-def _affordable(prepared: Prepared, prompt: torch.Tensor, budget_s: float) -> int:
-    """Returns the number of tokens for which the rounds of both models fit the budget, estimated by the original."""
-    calls = {str(tokens): partial(_original, prepared, prompt, tokens) for tokens in (1, LEAST_TOKENS)}
-    timings = compare_timings(calls, prepared.device, 0.0, 1)
-    first, few = (timing.median_ms for timing in timings.values())
-    step = max((few - first) / (LEAST_TOKENS - 1), 1e-3)
-    left = 1e3 * budget_s / (2 * LEAST_ROUNDS) - 2 * first
-    return int(min(max(left / step, LEAST_TOKENS), MOST_TOKENS))
 
 
 def _original(prepared: Prepared, prompt: torch.Tensor, tokens: int) -> Any:

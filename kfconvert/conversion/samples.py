@@ -15,6 +15,7 @@ from ..accuracy import in_float64
 from ..graph import lower
 from ..matching import Site
 from ..modules import CHANNELS_LAST
+from ..process import without_cudnn_attention
 from ..region import LiveTensors, Region
 from ..torch_state import without_autocast
 
@@ -133,6 +134,7 @@ class _Recorder(fx.Interpreter):
         self.samples[kind] = Sample(site, inputs, subgraph, exact, arguments, strides, description)
 
 
+@without_cudnn_attention()
 def sample_inputs(
     region: Region, sites: list[Site], live: LiveTensors, leaves: list[Any]
 ) -> tuple[dict[int, Any], dict[Any, Sample]]:
@@ -159,7 +161,7 @@ def _with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _covered(site: Site) -> list[fx.Node]:
-    return [node for node in site.match.root.graph.nodes if node in site.match.nodes]
+    return sorted(site.match.nodes)
 
 
 def _outer_values(site: Site) -> list[fx.Node]:

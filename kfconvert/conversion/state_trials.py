@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..accuracy import is_close, model_outputs
 from ..capture import TOLERANCES, around
 from ..inputs import ExampleCall, bounded_lookups, resized, variations
+from ..process import without_cudnn_attention
 from ..runtime import fingerprints, whole_walk
 from ..torch_state import is_dense
 from .own_state import OwnState, Place, place_of
@@ -27,6 +28,7 @@ class Written:
         self._parameters = {name: each for name, each in model.named_parameters() if not is_lazy(each)}
         self._fingerprints = fingerprints(self._parameters.values())
 
+    @without_cudnn_attention()
     def by(self, call: ExampleCall, outputs: Any, own_state: OwnState) -> dict[nn.Module, str]:
         """Return these modules, each with the reason.
 

@@ -102,7 +102,8 @@ def time(
         generation = None
         if generates:
             with graphs.for_now():
-                generation = time_generation(prepared, config.new_tokens, seconds)
+                forward_ms = found[0]["original"].median_ms
+                generation = time_generation(prepared, config.new_tokens, seconds, forward_ms)
             advance()
     tuned = [(call, weight, timings) for (call, weight), timings in zip(prepared.tuned, found[1:])]
     methods = [(call, timings) for (call, _), timings in zip(prepared.methods, found[1 + len(tuned) :])]
