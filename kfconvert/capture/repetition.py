@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from ..accuracy import is_same_tensor
-from ..graph import mark_storage, storage_of
+from ..graph import mark_storage, new_storage, storage_of
 from ..inputs import CachePlace
 from ..region import Region
 from .alike_layers import Stack
@@ -35,7 +34,6 @@ class _Repetition:
         self._region, self._stack, self._graph = region, stack, region.graph
         self._placeholders = {node.name: node for node in region.graph.find_nodes(op="placeholder")}
         self._weights = {self._key(name, slot): self._placeholders[name] for name, slot in region.slots.items()}
-        self._storages = count(-1, -1)  # numbers that no storage has
         self._output = list(self._graph.output_node().args[0])
         self._input_places = dict(zip(region.inputs, region.call.form.places()))
         self._inputs = {place: self._placeholders[name] for name, place in self._input_places.items() if place}
@@ -196,7 +194,7 @@ class _Repetition:
                 own = node.name.replace(old, new, 1)
                 made = self._graph.create_node("placeholder", own, name=own)
             made.meta = dict(node.meta)
-            mark_storage(made, next(self._storages))
+            mark_storage(made, new_storage())
             self._weights[key] = self._placeholders[made.name] = made
             region.slots[made.name] = slot
             if node.name in region.casted:
@@ -228,7 +226,7 @@ class _Repetition:
         storage = storage_of(node)
         if storage is not None:
             if storage not in storages:
-                storages[storage] = next(self._storages)
+                storages[storage] = new_storage()
             mark_storage(made, storages[storage])
         old, new = (f"{self._stack.path}.{each}" for each in (template, index))
         made.meta["nn_module_stack"] = {

@@ -45,6 +45,7 @@ from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
 from .inner_tensors import take_inner_tensors
 from .lean_graphs import lean_graphs
+from .left_out_caches import with_one_tensor, with_own_tensors
 from .local_shards import local_shards
 
 CACHE_IN_OUTPUT = (
@@ -93,6 +94,7 @@ def trace(
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     shapes = form.lists(dynamic)
+    widened = with_one_tensor(widened, form.form, stacks)
     with one_at_a_time(), recorded_reads(model) as reads:
         arguments = form.lists(widened)
         # A Deadline slows down every operator call, so it is skipped where the seconds are unlimited.
@@ -111,6 +113,7 @@ def trace(
     region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
     region.inner.update(dict.fromkeys(region.shards, OF_SHARD))
     take_inner_tensors(region)
+    with_own_tensors(region, stacks)
     kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers(), *call.tensors())}
     on = [(kind, dtype) for kind in sorted(kinds) if (dtype := autocast_dtype(kind)) is not None]
     if len(on) > 1:

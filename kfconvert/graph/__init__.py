@@ -1,6 +1,6 @@
 """Graphs of ATen calls: patterns of calls, memory aliases, and source locations."""
 
-from .aliases import Aliases, aliased_arguments, is_written, mark_storage, storage_of, written_arguments
+from .aliases import Aliases, aliased_arguments, is_written, mark_storage, new_storage, storage_of, written_arguments
 from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
 from .memory_order import is_laid_out, mark_laid_out, mark_orders, marked_order, only_splits, order_in_memory

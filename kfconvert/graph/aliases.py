@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import count
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import fx
 
 from .schemas import Schema, schema_of
 from .trees import Binding, arguments
+
+_new_storages = count(-1, -1)
 
 
 def _schema(node: fx.Node) -> Schema | None:
@@ -54,6 +57,11 @@ def mark_storage(node: fx.Node, number: int) -> None:
     """Marks values of a graph that shared storage in the trace with the same ``number``, if fake tensors do not show
     it."""
     node.meta["kfconvert_storage"] = number
+
+
+def new_storage() -> int:
+    """Returns the number of a storage that no traced value has."""
+    return next(_new_storages)
 
 
 def storage_of(node: fx.Node) -> int | None:

@@ -108,8 +108,16 @@ def of(*kinds):
     return model
 
 
+def cache():
+    found = transformers.DynamicCache()
+    for layer in range(LAYERS):
+        found.update(torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8), layer)
+    return found
+
+
 X = {"x": torch.randn(3, 5, 8)}
 IDS = {"input_ids": torch.arange(24).reshape(2, 12)}
+STEP = {"input_ids": torch.tensor([[3], [4]]), "past_key_values": cache()}
 REPEATED = {
     "plain": (Stack, X),
     "two kinds": (lambda: of(Block, Gated), X),
@@ -120,6 +128,7 @@ REPEATED = {
     "t5": (lambda: transformers.T5Model(transformers.T5Config(**T5)), {**IDS, "decoder_input_ids": IDS["input_ids"]}),
     "bert": (lambda: transformers.BertModel(transformers.BertConfig(**SIZES)), IDS),
     "llama": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), IDS),
+    "step of llama": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), STEP),
     "gpt2": (lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)), IDS),
     "qwen3": (lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**QWEN3)), IDS),
 }
@@ -279,7 +288,10 @@ def results(model, region, inputs):
     return fx.Interpreter(fx.GraphModule(region.root, region.graph)).run(*values)
 
 
-@pytest.mark.parametrize("name", ["two kinds", *exhaustive(*(name for name in REPEATED if name != "two kinds"))])
+SHORT = ["two kinds", "step of llama"]
+
+
+@pytest.mark.parametrize("name", [*SHORT, *exhaustive(*(name for name in REPEATED if name not in SHORT))])
 def test_graphs_equal(name, of_libraries):
     model, repeated, is_repeated, traced = regions(name, REPEATED)
     both = repeated, traced

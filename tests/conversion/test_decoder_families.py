@@ -10,6 +10,7 @@ from support.selection import exhaustive
 import kfconvert.conversion.pipeline
 from kfconvert import ModelConverter
 from kfconvert.capture import captured
+from kfconvert.conversion import effort
 
 MARKS = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZES = {
@@ -193,10 +194,11 @@ def test_whisper_never_generates_suppressed_tokens():
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
 @pytest.mark.parametrize(
-    "family", ["gemma3", *exhaustive("deepseek_v3", "gpt_oss", "jamba", "lfm2", "qwen3_next", "t5")]
+    "family", ["gemma3", "lfm2", *exhaustive("deepseek_v3", "gpt_oss", "jamba", "qwen3_next", "t5")]
 )
 def test_repeated_layers_generate_the_tokens_of_the_original(family, monkeypatch):
     """Some of the layers are traced, and have a window, a cache or experts where others do not."""
+    monkeypatch.setattr(effort, "LEAST_FOR_CAPTURES", 60.0)  # for a slow machine
     kind, config, sizes = FAMILIES[family]
     deep = {name: 8 for name in ("num_hidden_layers", "num_layers") if name in sizes}
     deep |= {"layer_types": sizes["layer_types"] * 4} if "layer_types" in sizes else {}
