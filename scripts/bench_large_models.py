@@ -6,7 +6,7 @@
 The models have random weights in bfloat16. Each conversion runs in a process of its own, with an empty cache of times,
 and converts in place. "again" is a second conversion of an equal model in another process. "peak" is the memory while
 converting, relative to the weights. "bound" is the speed of the memory over the bytes of the weights that a token
-reads: no step at batch 1 can be faster.
+reads: no step at batch 1 can be faster. "step ms" is the difference between 97 and 33 tokens, and "of bound" its share.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}, {datetime.date.today()}"
     print(f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'}, {versions}\n")
     numbers = "convert s", *STAGES, "again s", "peak", "save s", "load s", "read s"
-    rates = "original tokens/s", "converted", "bound", "of bound"
+    rates = "original tokens/s", "converted", "bound", "step ms", "of bound"
     print(
         f"| model | effort | GiB | {' | '.join((*numbers, *rates))} |\n|---|---|{'---:|' * (len(numbers + rates) + 1)}"
     )
@@ -72,7 +72,8 @@ def row(name: str, effort: str, first: dict[str, Any], again: dict[str, Any]) ->
     values = [
         f"{first['gib']:.1f}", f"{first['seconds']:.1f}", *stages, f"{again.get('seconds', float('nan')):.1f}",
         f"{first['peak']:.2f}", *(f"{first[each]:.1f}" for each in ("save", "load", "read")),
-        *(f"{each:.0f}" for each in (*rates, first["bound"])), f"{rates[1] / first['bound']:.2f}",
+        *(f"{each:.0f}" for each in (*rates, first["bound"])), f"{1e3 * first['step']:.3f}",
+        f"{1 / first['step'] / first['bound']:.2f}",
     ]  # fmt: skip
     return f"| {name} | {effort} | {' | '.join(values)} |"
 
@@ -97,7 +98,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_default_dtype(torch.float32)
     size = sum(each.numel() * each.element_size() for each in model.parameters())
     is_first = options.stage == "first"
-    original = tokens_per_second(model, example) if is_first else 0.0
+    original = TOKENS / seconds_of(model, example) if is_first else 0.0
     if device.type == "cuda":
         torch.cuda.empty_cache()
     converter = kfconvert.ModelConverter(effort=options.efforts[0])
@@ -111,7 +112,8 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     found = {
         "gib": size / 2**30, "seconds": seconds, "stages": stages | {"rest": seconds - sum(stages.values())},
         "peak": max(peak) / size,
-        "rates": (original, tokens_per_second(model, example)), "bound": bound(model, device),
+        "rates": (original, TOKENS / seconds_of(model, example)), "bound": bound(model, device),
+        "step": (seconds_of(model, example, 33 + TOKENS) - seconds_of(model, example, 33)) / TOKENS,
     }  # fmt: skip
     print(converter.conversion_stats, file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
@@ -162,11 +164,11 @@ def loaded(folder: str, device: Any) -> dict[str, float]:
     return {"read": read, "load": time.perf_counter() - begin}
 
 
-def tokens_per_second(model: Any, example: dict[str, Any]) -> float:
-    """Tokens of one sequence per second of ``generate()``: the fastest of three calls, after one that prepares."""
+def seconds_of(model: Any, example: dict[str, Any], tokens: int = TOKENS) -> float:
+    """Seconds of ``generate()`` for one sequence: the fastest of three calls, after one that prepares."""
     import torch
 
-    asked = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
+    asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     inputs = {key: value for key, value in example.items() if not key.startswith("decoder")}
     seconds = []
     for _ in range(4):
@@ -175,7 +177,7 @@ def tokens_per_second(model: Any, example: dict[str, Any]) -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
-    return TOKENS / min(seconds[1:])
+    return min(seconds[1:])
 
 
 def bound(model: Any, device: Any) -> float:
