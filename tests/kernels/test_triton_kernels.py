@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from support import selection
 from support.accuracy import assert_as_accurate
-from support.devices import CUDA
+from support.devices import CUDA, without_onednn
 from support.operator_samples import LAYOUTS, SAMPLES
 from torch import Tensor
 
@@ -187,6 +187,7 @@ def test_tiles_of_half_types(tensor, monkeypatch, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("name", ATTENTIONS)
+@without_onednn()
 def test_attention(tensor, name, dtype):
     """Rows without visible keys are NaN, also behind a boolean term."""
     split, *shapes = ATTENTIONS[name]

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from accuracy import check_strategies
+from support.devices import without_onednn
 
 from kfconvert.modules import FusedAttention, MaskTerm
 
@@ -97,6 +98,7 @@ def test_windows_in_the_first_dimension(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("leading", [(6,), (2, 3)], ids=str)
+@without_onednn()
 def test_rows_of_minus_infinity_are_nan(leading, dtype, device):
     q, k, v = qkv(leading, device, dtype)
     hidden = torch.zeros(17, 11, dtype=torch.bool, device=device)

@@ -16,3 +16,9 @@ def compiled_operators(device):
     names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("kfconvert::")}
     compiled = (name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()))
     return {name.removeprefix("kfconvert::") for name in compiled}
+
+
+def without_onednn():
+    """Returns a decorator of tests with NaN in bfloat16: on CPUs with AMX, oneDNN's products spread it to the row
+    before."""
+    return torch.backends.mkldnn.flags(enabled=False)
