@@ -16,11 +16,11 @@ _ATEN = frozenset(
     atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
     adaptive_max_pool1d adaptive_max_pool2d baddbmm batch_norm bilinear bitwise_and bitwise_not bitwise_or bitwise_xor
     bmm broadcast_to cat ceil celu channel_shuffle chunk clamp clamp_max clamp_min clone concat constant_pad_nd
-    contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution cos cosh cumprod
+    contiguous copy conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution cos cosh cumprod
     cumsum deg2rad detach diag diagonal diff div dot einsum elu embedding embedding_bag eq erf erfc exp exp2 expand
     expand_as expm1 eye fft_fft fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 flatten flip floor
     floor_divide fmod frac frobenius_norm full full_like gather ge gelu glu grid_sampler group_norm gt hardshrink
-    hardsigmoid hardswish hardtanh hstack im2col index index_add index_copy index_fill index_put index_select
+    hardsigmoid hardswish hardtanh histc hstack im2col index index_add index_copy index_fill index_put index_select
     instance_norm isfinite isinf isnan isneginf isposinf layer_norm le leaky_relu lerp lift_fresh_copy linalg_norm
     linalg_vector_norm linear linspace log log10 log1p log2 log_sigmoid log_softmax logaddexp logical_and logical_not
     logical_or logical_xor logsumexp lt masked_fill masked_scatter matmul max max_pool1d max_pool2d
@@ -34,11 +34,14 @@ _ATEN = frozenset(
     tensor_split threshold tile to topk transpose tril triu trunc type_as unbind unflatten unfold unsqueeze
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     var var_mean vdot view view_as view_as_complex view_as_real vstack where xlogy zeros zeros_like __and__ __or__
-    __xor__ _assert_tensor_metadata _int_mm _log_softmax _scaled_mm _softmax _to_copy _unsafe_view _weight_norm
+    __xor__ _assert_tensor_metadata _grouped_mm _int_mm _log_softmax _scaled_mm _softmax _to_copy _unsafe_view
+    _weight_norm
     """.split()
 )
 # Operators of torchao, of activations that are quantized and of weights with small integers.
 _TORCHAO = frozenset(("choose_qparams_affine", "dequantize_affine", "quantize_affine"))
+# Of transformers, for experts where torch has no grouped product.
+_TRANSFORMERS = frozenset(("grouped_mm_fallback",))
 # Python functions of sizes, and getitem for results of operators.
 _NAMES: dict[Any, str] = {
     **{getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")},
@@ -62,9 +65,9 @@ def operator_named(name: str) -> Any:
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     # The operators of libraries exist once these are loaded. A lookup loads no library.
-    allowed = {"aten": packet in _ATEN, "torchao": packet in _TORCHAO, "kfconvert": True}
+    libraries = {"aten": _ATEN, "torchao": _TORCHAO, "transformers": _TRANSFORMERS}
     found: Any = None
-    if allowed.get(namespace):
+    if namespace == "kfconvert" or packet in libraries.get(namespace, ()):
         found = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload) or not _only_computes(found):
         raise Unstorable(f"{name[:100]!r} is not an operator that a stored graph may call")

@@ -209,6 +209,8 @@ class _GraphReader(Reader):
 
     def _size(self, stored: Any) -> Any:
         expression = made_expression(stored)
+        if isinstance(expression, int):
+            return expression
         return self._environment.create_symintnode(expression, hint=int(expression.subs(self._hints)))
 
     def _tree(self, stored: Any) -> pytree.TreeSpec:

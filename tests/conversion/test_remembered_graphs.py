@@ -74,6 +74,12 @@ def t5():
     return transformers.T5ForConditionalGeneration(config)
 
 
+def mamba():
+    """Its graphs copy states, and have sizes that are numbers."""
+    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4, pad_token_id=0)
+    return transformers.MambaForCausalLM(config)
+
+
 @pytest.mark.parametrize("effort", ["fast", "full"])
 def test_the_second_conversion_traces_no_call_and_decides_the_same(folder, traces, effort):
     first = converted(Net(), effort=effort).kfconvert_info()
@@ -92,7 +98,7 @@ def test_the_second_conversion_traces_no_call_and_decides_the_same(folder, trace
     assert "1 cached graphs used" in str(info)
 
 
-@pytest.mark.parametrize("make", [llama, *exhaustive(t5)])
+@pytest.mark.parametrize("make", [llama, mamba, *exhaustive(t5)])
 def test_models_generate_the_same_tokens(folder, traces, make):
     ids, models = torch.randint(1, 40, (1, 6)), []
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :2]} if make is t5 else {})
