@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +12,10 @@ import torch
 
 from ..capture import prompt_of
 from ..inputs import bounded_lookups
-from ..process import quiet_thread
+from ..process import level_outside, quiet_thread
 from ..profiling import Comparison, compare_timings
 from ..runtime import CALLS_BEFORE
+from .checks import first_line
 from .preparation import Prepared
 
 # The default number of generated tokens; fewer if they take longer than these seconds.
@@ -70,7 +72,10 @@ def time_generation(
             for _ in range(CALLS_BEFORE + 1):
                 calls["converted"]()
             timings = compare_timings(calls, prepared.device, budget_s, LEAST_ROUNDS, settled=True)
-    except Exception:  # the model's code or configuration may cause any error
+    except Exception as error:  # the model's code or configuration may cause any error
+        if wanted:
+            reason = f"kfconvert: generate() of {tokens} tokens was not timed: {first_line(error)}"
+            warnings.warn(reason, stacklevel=level_outside())
         return None
     return GenerationTimings(tuple(prompt.shape[:2]), tokens, timings)
 

@@ -72,6 +72,13 @@ def test_none_where_there_is_nothing_to_time(why, monkeypatch):
     assert converter.conversion_stats["generation"] is None and converter.conversion_stats["timings"] is not None
 
 
+def test_more_tokens_than_positions():
+    converter = ModelConverter(select="all", validate_accuracy=False, new_tokens=500, effort="fast")
+    with pytest.warns(UserWarning, match=r"generate\(\) of 500 tokens was not timed: "):
+        converter.convert_model(language_model(), input_shape=(2, 9))
+    assert converter.conversion_stats["generation"] is None
+
+
 def test_numbers_of_tokens_that_cannot_be():
     with pytest.raises(kfconvert.ConversionError, match="new_tokens must be a number of tokens, 0 for no timing"):
         ModelConverter(new_tokens=-1)
