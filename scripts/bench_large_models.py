@@ -6,7 +6,8 @@
 The models have random weights in bfloat16. Each conversion runs in a process of its own, with an empty cache of times,
 and converts in place. "again" is a second conversion of an equal model in another process. "peak" is the memory while
 converting, relative to the weights. "bound" is the speed of the memory over the bytes of the weights that a token
-reads: no step at batch 1 can be faster. "step ms" is the difference between 97 and 33 tokens, and "of bound" its share.
+reads: no step at batch 1 can be faster. "step ms" is the time for each token from 33 to 97 tokens, and "of bound" the
+speed of these steps over the bound.
 """
 
 import argparse

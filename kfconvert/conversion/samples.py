@@ -161,7 +161,7 @@ def _with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _covered(site: Site) -> list[fx.Node]:
-    return sorted(site.match.nodes)
+    return sorted(set(site.match.nodes))  # siblings may share a call
 
 
 def _outer_values(site: Site) -> list[fx.Node]:

@@ -38,10 +38,13 @@ _ATEN = frozenset(
     _weight_norm
     """.split()
 )
-# Operators of torchao, of activations that are quantized and of weights with small integers.
-_TORCHAO = frozenset(("choose_qparams_affine", "dequantize_affine", "quantize_affine"))
-# Of transformers, for experts where torch has no grouped product.
-_TRANSFORMERS = frozenset(("grouped_mm_fallback",))
+_BY_LIBRARY = {
+    "aten": _ATEN,
+    # Of activations that are quantized, and of weights with small integers.
+    "torchao": frozenset(("choose_qparams_affine", "dequantize_affine", "quantize_affine")),
+    # Of experts, where torch has no grouped product.
+    "transformers": frozenset(("grouped_mm_fallback",)),
+}
 # Python functions of sizes, and getitem for results of operators.
 _NAMES: dict[Any, str] = {
     **{getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")},
@@ -65,9 +68,8 @@ def operator_named(name: str) -> Any:
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     # The operators of libraries exist once these are loaded. A lookup loads no library.
-    libraries = {"aten": _ATEN, "torchao": _TORCHAO, "transformers": _TRANSFORMERS}
     found: Any = None
-    if namespace == "kfconvert" or packet in libraries.get(namespace, ()):
+    if namespace == "kfconvert" or packet in _BY_LIBRARY.get(namespace, ()):
         found = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload) or not _only_computes(found):
         raise Unstorable(f"{name[:100]!r} is not an operator that a stored graph may call")
