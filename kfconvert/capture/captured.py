@@ -17,7 +17,7 @@ from ..canonical import canonicalise
 from ..graph import mark_weights
 from ..inputs import ExampleCall, Unstorable
 from ..matching import Findings, Site, rewrite
-from ..modules import CHANNELS_LAST
+from ..modules import CHANNELS_LAST, joined
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import (
@@ -92,7 +92,7 @@ class Capture:
         key = self.channels_last, self.region.has_fixed_layouts, applied
         known, variant = self._last
         if variant is None or known != key:
-            program = rewrite(self.region, sites, self.live, self.channels_last)
+            program = rewrite(self.region, sites, self.live, self.channels_last, join=joined)
             channels_last = any(map(_is_channels_last, self.leaves))
             variant = Variant(self.region, program, program.memory_formats(self.leaves) if channels_last else ())
             variant.strides = program.strides(self.leaves)

@@ -22,8 +22,9 @@ from .session import Session, source_of
 
 # A cache first has room for the prompt and this number of new tokens, then twice as many each time.
 FIRST_ROOM = 256
-# Number of steps between checks whether all rows have finished, which synchronize with the device.
-STEPS_BETWEEN = 8
+# Number of steps between checks whether all rows have finished. The answer is read after the next steps are launched,
+# so that the device never waits for the host.
+STEPS_BETWEEN = 4
 # Number of recently used combinations of batch size and capacities whose caches are kept.
 MOST_SESSIONS = 4
 # Seconds to wait before checking what the running call is doing.
@@ -252,6 +253,7 @@ class Generate(OfConversion):
         session and its number of tokens."""
         states: list[Tensor] = []  # of the generator, before each of the last steps
         is_over = listeners.are_wanted and listeners.hear(session, made)
+        late = _LateAnswer() if asked.ends and session.pool is not None else None
         while made < asked.max_length and not is_over:
             if made >= session.capacity:
                 room = min(asked.max_length, 2 * session.capacity)
@@ -264,13 +266,17 @@ class Generate(OfConversion):
             singly = session.pool is None or listeners.are_wanted or (asked.returns_cache and session.is_recurrent)
             several = 1 if singly else STEPS_BETWEEN
             end = min(made + several, asked.max_length, session.capacity)
-            del states[:]
+            del states[:-STEPS_BETWEEN]
             for _ in range(end - made):
                 if generator is not None:
                     states.append(generator.get_state())
                 step()
             made = end
-            is_over = listeners.hear(session, made)
+            if singly or late is None:
+                is_over = listeners.hear(session, made)
+            else:
+                is_over = late.was_true()
+                late.ask(session.finished.all())
         if asked.do_sample and session.is_undrawable:
             # The message of torch.multinomial, which transformers' loop raises immediately.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
@@ -339,6 +345,24 @@ class _Listeners:
     def end(self) -> None:
         if self._streamer is not None:
             self._streamer.end()
+
+
+class _LateAnswer:
+    """The value of a boolean on the device, read after later work was launched."""
+
+    def __init__(self) -> None:
+        self._value = torch.zeros((), dtype=torch.bool, pin_memory=True)
+        self._event = torch.cuda.Event()
+
+    def ask(self, value: Tensor) -> None:
+        """Begins to copy ``value`` to the host."""
+        self._value.copy_(value, non_blocking=True)
+        self._event.record(torch.cuda.current_stream(value.device))
+
+    def was_true(self) -> bool:
+        """Waits for the last value, and returns it; False before the first."""
+        self._event.synchronize()
+        return bool(self._value)
 
 
 def _generator(device: torch.device) -> torch.Generator:

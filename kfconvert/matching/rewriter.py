@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -30,9 +30,16 @@ from .computed_once import compute_once
 from .pattern import Replacement
 from .site import Site
 
+Join = Callable[[Any, Any], nn.Module | None]
+
 
 def rewrite(
-    region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False, once: bool = True
+    region: Region,
+    sites: Iterable[Site],
+    live: LiveTensors,
+    channels_last: bool = False,
+    once: bool = True,
+    join: Join | None = None,
 ) -> Program:
     """Returns the program of ``region`` in which the module of each site replaces its match.
 
@@ -41,6 +48,7 @@ def rewrite(
     their layout decides whether a write reaches them: a reshape is a view of a contiguous image but copies a
     channels-last one.
     ``once``: what depends on weights alone is computed once, see ``compute_once``.
+    ``join``: returns one module for a fused module and the only reader of its first result, or None.
     """
     graph = fx.Graph()
     copies = _placeholders(graph, region)
@@ -66,6 +74,8 @@ def rewrite(
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
         _write_in_place(graph, root)
+    if join is not None:
+        _join_calls(graph, root, join)
     # A write to a distributed parameter leaves no trace in its shard.
     if once and not region.shards:
         compute_once(graph, root, copies, live, aliases)
@@ -205,6 +215,34 @@ def _write_in_place(graph: fx.Graph, root: dict[str, Any]) -> None:
             node.target = aten.index_copy_.default
         elif caches:
             root[node.target].in_place = all(_is_own(node.args[index], node) for index in caches)
+
+
+def _join_calls(graph: fx.Graph, root: dict[str, Any], join: Join) -> None:
+    """Joins calls of fused modules and their only readers, where the modules can run in one launch."""
+    for node in graph.find_nodes(op="call_module"):
+        items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        value = items.get(0, node)
+        readers = list(value.users)
+        if len(readers) != 1 or readers[0].op != "call_module" or len(readers[0].args) != 1:
+            continue
+        joined = join(root[node.target], root[readers[0].target])
+        if joined is None:
+            continue
+        name = f"{node.target}_{readers[0].target}"
+        root[name] = joined
+        with graph.inserting_before(node):
+            result = call = graph.call_module(name, node.args)
+            if items:
+                result = graph.call_function(operator.getitem, (call, 0))
+            for index, item in items.items():
+                if index > 0:
+                    other = graph.call_function(operator.getitem, (call, index))
+                    other.meta = dict(item.meta)
+                    item.replace_all_uses_with(other)
+        result.meta = dict(readers[0].meta)
+        readers[0].replace_all_uses_with(result)
+        for erased in (readers[0], *items.values(), node):
+            graph.erase_node(erased)
 
 
 def _is_own(cache: fx.Node, writer: fx.Node) -> bool:

@@ -23,6 +23,8 @@ from .linear import FusedLinear, FusedLinearGELU, FusedLinearReLU, FusedLinearSi
 from .linear_scale import FusedLinearScale
 from .merged import FusedMergedLinear
 from .norm import FusedAddLayerNorm, FusedLayerNorm, FusedLayerNormGELU, FusedLayerNormReLU, FusedLayerNormSiLU
+from .norm_linear import FusedNormLinear
+from .norm_linear import joined as joined
 from .own import Arguments as Arguments
 from .own import Input as Input
 from .own import OwnFusion as OwnFusion
@@ -65,6 +67,7 @@ __all__ = [
     "FusedLinearTanh",
     "FusedMergedLinear",
     "FusedMergedQuantizedLinear",
+    "FusedNormLinear",
     "FusedModule",
     "FusedQuantizedLinear",
     "FusedRMSNorm",

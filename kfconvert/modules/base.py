@@ -123,6 +123,10 @@ class FusedModule(nn.Module):
         this order. Empty by default."""
         return []
 
+    def few_rows(self) -> Any:
+        """Returns the product of a few rows of x and weights by one kernel, a ``FewRows``; None if there is none."""
+        return None
+
     def _planned(self, sources: Sequence[torch.Tensor], *inputs: Any) -> Plan:
         """Returns the cached :meth:`plan`, or a new one if :meth:`_variant` or one of ``sources`` has changed."""
         values = self._prepared(sources)

@@ -5,9 +5,9 @@ from torch import nn
 
 from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.act_mul import act_mul
-from ..ops.fused.skinny_linear import skinny_linear
 from ..ops.registration import has_kernels
-from .base import FusedModule, Plan, held
+from .base import FusedModule, Plan
+from .few_rows import FewRows
 from .linear import FusedLinear
 from .merged import FusedMergedLinear, plain_linear
 
@@ -78,21 +78,20 @@ class FusedGatedLinear(FusedModule):
         if strategy == "composition":
             return self.reference
         if strategy == "skinny":
-            return self._skinny()
+            return self._skinny if self.packed else self.few_rows().run
         live = strategy == "kernel" and not self.packed
         self.projection.strategy = "composition" if live else strategy
         project = self.projection.plan(x)
         return lambda x: self._gated(project(x))
 
-    def _skinny(self) -> Plan:
+    def few_rows(self) -> FewRows:
+        """Returns product and gate for few rows of x, by one kernel."""
+        product = self.projection.few_rows()
         code, slope = ACTIVATIONS[self.activation].code, self.negative_slope
-        if isinstance(self.projection, FusedMergedLinear):
-            product = self.projection.product()
-            return lambda x: skinny_linear(x, product.weight, product.bias, code, slope, True, True)
-        linear, gate_first = self.projection, self.gate_first
-        return lambda x: skinny_linear(
-            x, linear.oriented(held(linear, "weight")), held(linear, "bias"), code, slope, True, gate_first
-        )
+        return product._replace(code=code, negative_slope=slope, gated=True, gate_first=self.gate_first, sizes=None)
+
+    def _skinny(self, x: torch.Tensor) -> torch.Tensor:
+        return self.few_rows().run(x)
 
     def _halves(self, projected) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = projected.chunk(2, -1) if self.packed else projected

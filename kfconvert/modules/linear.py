@@ -12,9 +12,10 @@ from .. import kernels
 from ..extension import EXTENSION_LOADED
 from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.linear_act import linear_act, linear_triton
-from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
+from ..ops.fused.skinny_linear import takes_skinny
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, gelu_name, held, held_of, require_float_tensor, require_plain
+from .few_rows import FewRows
 from .onednn import HAS_MKL, pointwise, runs_onednn
 
 # Below 16 rows the packed products sum in another order than ATen: mean error 2.4 x (768 inputs), 1.4 to 2.1
@@ -191,10 +192,13 @@ class FusedLinear(FusedModule):
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
         return linear_act(x, weight, bias, self.activation, self.negative_slope)
 
-    def _skinny(self, x: torch.Tensor) -> torch.Tensor:
+    def few_rows(self) -> FewRows | None:
+        """Returns the product for few rows of x, by one kernel."""
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
-        code = ACTIVATIONS[self.activation].code
-        return skinny_linear(x, weight, bias, code, self.negative_slope, False, True)
+        return FewRows((weight,), bias=bias, code=ACTIVATIONS[self.activation].code, negative_slope=self.negative_slope)
+
+    def _skinny(self, x: torch.Tensor) -> torch.Tensor:
+        return self.few_rows().run(x)
 
     def _triton(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")

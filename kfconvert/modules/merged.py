@@ -9,9 +9,10 @@ from torch import nn
 
 from ..ops.activations import ACTIVATIONS
 from ..ops.fused.linear_act import linear_triton
-from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
+from ..ops.fused.skinny_linear import takes_skinny
 from ..runtime import whole
 from .base import FusedModule, Plan
+from .few_rows import FewRows
 from .linear import FusedLinear, takes_triton
 
 
@@ -68,9 +69,11 @@ class FusedMergedLinear(FusedModule):
 
     def plan(self, x: torch.Tensor) -> Plan:
         strategy = self.choose(x)
-        if strategy in ("merged", "skinny", "triton"):
+        if strategy in ("merged", "triton"):
             product = self.product()
-            return product if strategy == "merged" else getattr(product, strategy)
+            return product if strategy == "merged" else product.triton
+        if strategy == "skinny":
+            return self.few_rows().run
         if strategy == "composition":
             return self.reference
         for linear in self.linears:
@@ -93,6 +96,11 @@ class FusedMergedLinear(FusedModule):
             values["merged"] = weakref.ref(product)
         return product
 
+    def few_rows(self) -> FewRows:
+        """Returns the product for few rows of x, by one kernel."""
+        product = self.product()
+        return FewRows((product.weight,), bias=product.bias, sizes=tuple(product.sizes))
+
     def reference(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple([linear.reference(x) for linear in self.linears])
 
@@ -114,10 +122,6 @@ class MergedProduct:
 
     def __call__(self, x):
         return self._parts(F.linear(x, self.weight, self.bias))
-
-    def skinny(self, x):
-        """Computes the product for few rows of x."""
-        return self._parts(skinny_linear(x, self.weight, self.bias, ACTIVATIONS["none"].code, 0.0, False, True))
 
     def triton(self, x):
         """Computes the product by Triton's kernel."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ..ops.activations import ACTIVATIONS
-from ..ops.fused.quantized_linear import NUMBERS, quantized_linear, takes_few_rows
+from ..ops.fused.quantized_linear import NUMBERS, takes_few_rows
 from .base import FusedModule, Plan, held
+from .few_rows import FewRows
 
 # ATen's CPU kernel takes bfloat16 at memory bandwidth. ms on one core, 1024 to 2816 features, at 1, 16 and 64 rows:
 # 0.15, 1.2, 4.8; with a cast of the weight in each call: 0.60, 0.98, 2.2. In float32 and float16 it is always slower.
@@ -89,7 +89,11 @@ class FusedQuantizedLinear(FusedModule):
         return self.reference if strategy == "composition" else getattr(self, f"_{strategy}")
 
     def _skinny(self, x: torch.Tensor) -> torch.Tensor:
-        return product_of(x, [self]) if takes_few_rows(x, held(self, "weight")) else self.reference(x)
+        return self.few_rows().run(x) if takes_few_rows(x, held(self, "weight")) else self.reference(x)
+
+    def few_rows(self) -> FewRows:
+        """Returns the product for few rows of x, by one kernel."""
+        return product_of([self])
 
     def _int8pack(self, x: torch.Tensor) -> torch.Tensor:
         weight, scale = held(self, "weight"), held(self, "scale")
@@ -118,11 +122,7 @@ class FusedQuantizedLinear(FusedModule):
         return f"{sizes}, scales_weight={self.scales_weight}{strategy}"
 
 
-def product_of(
-    x: torch.Tensor, linears: Sequence[FusedQuantizedLinear], gate: str | None = None, negative_slope: float = 0.01
-) -> torch.Tensor:
-    """Returns the outputs of ``linears`` side by side, for a few rows of x by one kernel. With a ``gate``, the name of
-    an activation, returns the activated output of the first one times that of the second one."""
-    weights, scales = ([held(linear, name) for linear in linears] for name in ("weight", "scale"))
-    code = ACTIVATIONS[gate or "none"].code
-    return quantized_linear(x, weights, scales, code, negative_slope, gate is not None)
+def product_of(linears: Sequence[FusedQuantizedLinear], **options) -> FewRows:
+    """Returns the outputs of ``linears`` side by side, for few rows of x by one kernel. ``options``: as of FewRows."""
+    weights, scales = (tuple([held(linear, name) for linear in linears]) for name in ("weight", "scale"))
+    return FewRows(weights, scales, **options)

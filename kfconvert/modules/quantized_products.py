@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops.activations import apply_activation
+from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.act_mul import act_mul
 from ..ops.fused.quantized_linear import MOST_WEIGHTS, takes_few_rows
 from .base import FusedModule, Plan, held
+from .few_rows import FewRows
 from .quantized_linear import FusedQuantizedLinear, product_of
 
 
@@ -73,8 +74,13 @@ class FusedMergedQuantizedLinear(_Several):
         for start in range(0, len(self.linears), MOST_WEIGHTS):
             linears = self.linears[start : start + MOST_WEIGHTS]
             sizes = [held(linear, "weight").shape[0] for linear in linears]
-            found += torch.split_with_sizes(product_of(x, linears), sizes, -1)
+            found += product_of(linears, sizes=tuple(sizes)).run(x)
         return tuple(found)
+
+    def few_rows(self) -> FewRows | None:
+        """Returns the product for few rows of x, by one kernel; None for more linears than it takes."""
+        sizes = tuple([held(linear, "weight").shape[0] for linear in self.linears])
+        return product_of(self.linears, sizes=sizes) if len(sizes) <= MOST_WEIGHTS else None
 
     def _combined(self, products: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return tuple(products)
@@ -109,7 +115,12 @@ class FusedGatedQuantizedLinear(_Several):
         yield cls(*_made(6, 6)), (torch.rand(5, 16),)
 
     def _skinny(self, x: torch.Tensor) -> torch.Tensor:
-        return product_of(x, self.linears, self.activation, self.negative_slope)
+        return self.few_rows().run(x)
+
+    def few_rows(self) -> FewRows:
+        """Returns products and gate for few rows of x, by one kernel."""
+        code = ACTIVATIONS[self.activation].code
+        return product_of(self.linears, code=code, negative_slope=self.negative_slope, gated=True)
 
     def _combined(self, products: list[torch.Tensor]) -> torch.Tensor:
         return act_mul(*products, self.activation, self.negative_slope)

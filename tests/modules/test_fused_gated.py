@@ -38,7 +38,7 @@ def test_few_rows(form, dtype, device):
     x = torch.randn(3, 64, device=device, dtype=dtype)
     assert ("skinny" in check_strategies(module, x)) == (device.type == "cuda")
     with torch.no_grad():  # whatever the device offers
-        assert_as_accurate(module._skinny()(x), module.reference(x), exact(module, x), ulps=(2.0, 0.25))
+        assert_as_accurate(module.few_rows().run(x), module.reference(x), exact(module, x), ulps=(2.0, 0.25))
 
 
 def test_order_of_the_halves():

@@ -22,6 +22,7 @@ from kfconvert.modules import (
     FusedLinearScale,
     FusedMergedLinear,
     FusedMergedQuantizedLinear,
+    FusedNormLinear,
     FusedQuantizedLinear,
     FusedRMSNorm,
     FusedRotary,
@@ -109,6 +110,16 @@ def linear(cls):
         yield made(fused, lambda x, layer=layer: activated(cls, layer(x)), torch.randn(5, 16))
 
 
+def norm_linear(cls):
+    norm, layer = FusedRMSNorm(16, EPS, offset=OFFSET), nn.Linear(16, 8)
+    fused = cls(norm, FusedLinear.from_linear(layer, "leaky_relu", SLOPE))
+
+    def plain(x):
+        return F.leaky_relu(layer(F.rms_norm(x, (16,), OFFSET + norm.weight, EPS)), SLOPE)
+
+    yield made(fused, plain, torch.randn(5, 16))
+
+
 def quantized(cls):
     numbers = torch.randint(-3, 4, (8, 16), dtype=torch.int8)
     for scales_weight in (False, True):
@@ -144,6 +155,7 @@ MAKERS = {
     FusedGroupNorm: group_norm,
     FusedLayerNorm: layer_norm,
     FusedLinear: linear,
+    FusedNormLinear: norm_linear,
     FusedMergedQuantizedLinear: quantized_merged,
     FusedGatedQuantizedLinear: quantized_gated,
     FusedQuantizedLinear: quantized,

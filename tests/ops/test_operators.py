@@ -222,7 +222,7 @@ def test_samples_reach_every_operator():
     reached = set().union(*(calls_of(name, "cpu", 3).names for name in SAMPLES))
     reached |= {name.removesuffix("_inference") for name in reached}
     elsewhere = {"attention_triton", "bias_act_", "decode_attention_", "linear_cross_entropy"}
-    elsewhere |= {"linear_triton", "next_token_", "quantized_linear", "skinny_linear"}
+    elsewhere |= {"linear_triton", "next_token_", "norm_linear", "quantized_linear", "skinny_linear"}
     every = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
     names = {name for package, _, name in every if package == "kfconvert"}
     assert names - reached == elsewhere

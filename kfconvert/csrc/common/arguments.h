@@ -163,8 +163,12 @@ enum class Numbers : int { own, int8, float8 };
 // The most weights of one product.
 constexpr int kMostWeights = 3;
 
+// The most bytes of x, and of the weight of its norm, that each block of a kernel holds in shared memory.
+constexpr int64_t kMostHeld = 32 << 10;
+
 // y = act(x W^T + bias) for a few rows of x, or, where it is gated, act(g) * u with the halves g, u of x W^T + bias.
 // With a scale, each row of the weight has a factor, and the weight may consist of several tensors of rows.
+// With a norm, x is first normalized: s = x + residual, then s / sqrt(mean(s^2) + eps) * (offset + norm).
 struct SkinnyProduct {
   void* y;             // (rows, out), dense
   const void* x;       // (rows, in), the elements of a row together
@@ -175,6 +179,11 @@ struct SkinnyProduct {
   const void* weights[kMostWeights - 1];
   const void* scales[kMostWeights - 1];
   int64_t starts[kMostWeights - 1];
+  const void* norm;      // (in,), or null
+  const void* residual;  // (rows, in), dense, or null
+  void* sum;             // (rows, in), dense: s, with a residual
+  double eps;
+  double offset;
   int64_t rows;
   int64_t in;
   int64_t out;

@@ -30,24 +30,21 @@ inline Tensor checked_scale(const char* op, const Tensor& x, const Tensor& weigh
   return as_contiguous(scale);
 }
 
-template <class Backend>
-Tensor quantized_linear(const Tensor& x_in, std::vector<Tensor> weights, std::vector<Tensor> scales, int64_t activation,
-                        double slope, bool gated) {
-  const char* op = "quantized_linear";
-  const Options options = options_of(x_in);
+// Sets the weights and their scales. Makes `scales` contiguous, which must outlive the launch.
+inline void set_quantized_weights(SkinnyProduct& a, const char* op, const Tensor& x, const std::vector<Tensor>& weights,
+                                  std::vector<Tensor>& scales, bool gated) {
   const size_t count = weights.size();
   KFC_CHECK(count > 0 && count <= kMostWeights && count == scales.size() && (!gated || count == 2), op,
             "expected 1 to ", kMostWeights, " weights, 2 with a gate, and a scale for each");
   const int32_t numbers = options_of(weights[0]).dtype;
   const Options scale_options = options_of(scales[0]);
-  SkinnyProduct a{};
-  a.dtype = dtype_of(op, options);
   a.scale_dtype = dtype_of(op, scale_options);
   const bool is_int8 = numbers == aoti_torch_dtype_int8();
   KFC_CHECK(is_int8 || numbers == aoti_torch_dtype_float8_e4m3fn(), op, "weight is neither int8 nor float8_e4m3fn");
+  KFC_CHECK(a.scale_dtype != DType::f64, op, "the kernel takes no scales of float64");
   a.numbers = is_int8 ? Numbers::int8 : Numbers::float8;
   for (size_t i = 0; i < count; ++i) {
-    scales[i] = checked_scale(op, x_in, weights[i], scales[i], numbers, scale_options.dtype);
+    scales[i] = checked_scale(op, x, weights[i], scales[i], numbers, scale_options.dtype);
     if (i > 0) {
       a.weights[i - 1] = weights[i].const_data_ptr();
       a.scales[i - 1] = scales[i].const_data_ptr();
@@ -58,18 +55,27 @@ Tensor quantized_linear(const Tensor& x_in, std::vector<Tensor> weights, std::ve
   for (size_t i = count; i < kMostWeights; ++i) a.starts[i - 1] = std::numeric_limits<int64_t>::max();
   KFC_CHECK(!gated || a.out == 2 * weights[0].size(0), op, "a gate and its factor have the same features");
   if (gated) a.out /= 2;
-  a.in = weights[0].size(1);
-  const int64_t rows = a.in > 0 ? x_in.numel() / a.in : 0;
   a.weight = weights[0].const_data_ptr();
   a.scale = scales[0].const_data_ptr();
-  a.weight_stride = a.in;
+  a.weight_stride = weights[0].size(1);
+}
+
+template <class Backend>
+Tensor quantized_linear(const Tensor& x_in, std::vector<Tensor> weights, std::vector<Tensor> scales, int64_t activation,
+                        double slope, bool gated) {
+  const char* op = "quantized_linear";
+  const Options options = options_of(x_in);
+  SkinnyProduct a{};
+  a.dtype = dtype_of(op, options);
+  set_quantized_weights(a, op, x_in, weights, scales, gated);
+  a.in = weights[0].size(1);
+  const int64_t rows = a.in > 0 ? x_in.numel() / a.in : 0;
   a.gated = gated;
   a.gate_first = true;
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
-  KFC_CHECK(is_half && a.scale_dtype != DType::f64 && rows > 0 && rows <= kMostLaunches * kSkinnyRows && a.out > 0 &&
-                Backend::has_tensor_cores(x_in),
+  KFC_CHECK(is_half && rows > 0 && rows <= kMostLaunches * kSkinnyRows && a.out > 0 && Backend::has_tensor_cores(x_in),
             op, "the kernel takes 1 to ", kMostLaunches * kSkinnyRows, " rows of float16 or bfloat16 elements");
   const Tensor x = as_aligned(x_in);
   a.x_stride = a.in;

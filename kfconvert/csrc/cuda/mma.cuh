@@ -52,13 +52,14 @@ __device__ __forceinline__ uint32_t halves_of(uint32_t four, bool last) {
   const auto subtract = [](auto a, auto b) { return __hsub2(a, b); };
   const auto multiply = [](auto a, auto b) { return __hmul2(a, b); };
   if constexpr (__is_same(W, int8_t)) {
-    const uint32_t bytes = __byte_perm(four, 0, last ? 0x4342 : 0x4140);
+    const uint32_t order = last ? 0x4342 : 0x4140;
     if constexpr (__is_same(T, __half)) {
       // 1024 + 128 + value, whose last bits are the byte with its sign inverted
-      return of_pairs<T>((bytes ^ 0x00800080) | 0x64006400, 0x64806480, subtract);
+      return of_pairs<T>(__byte_perm(four ^ 0x80808080, 0x64, order), 0x64806480, subtract);
     } else {
       // 128 + the lower seven bits, minus 128, or minus 256 for a negative value
-      return of_pairs<T>((bytes & 0x007f007f) | 0x43004300, (bytes & 0x00800080) | 0x43004300, subtract);
+      const uint32_t bytes = __byte_perm(four, 0x43, order);
+      return of_pairs<T>(bytes & 0xff7fff7f, bytes & 0xff80ff80, subtract);
     }
   } else {
     // The bits are in place but for the bias of the exponent, which a factor corrects.

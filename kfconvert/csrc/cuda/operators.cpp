@@ -4,7 +4,7 @@
 
 #include "../common/decode_attention.h"
 #include "../common/next_token.h"
-#include "../common/quantized_linear.h"
+#include "../common/norm_linear.h"
 #include "../common/register.h"
 #include "kernels.h"
 
@@ -190,4 +190,5 @@ STABLE_TORCH_LIBRARY_IMPL(kfconvert, CUDA, m) {
   // The libraries of the CPU do well with few rows.
   m.impl("skinny_linear", TORCH_BOX(&kfc::skinny_linear<kfc::Cuda>));
   m.impl("quantized_linear", TORCH_BOX(&kfc::quantized_linear<kfc::Cuda>));
+  m.impl("norm_linear", TORCH_BOX(&kfc::norm_linear<kfc::Cuda>));
 }
