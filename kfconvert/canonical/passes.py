@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..graph import (
     Number,
     Op,
     Var,
+    aliased_arguments,
     arguments,
     aten,
     communicates,
@@ -21,6 +23,7 @@ from ..graph import (
     location,
     spell_numbers,
     spell_sizes,
+    storage_of,
     unify,
     written_arguments,
 )
@@ -149,6 +152,9 @@ def make_functional(graph: fx.Graph) -> None:
         for user in list(target.users):
             if order[user] > order[node]:
                 user.replace_input_with(target, node)
+        if target.target is aten.empty_like.default and len(target.users) == 1:
+            # As in the inverse of a permutation. A stored graph returns no uninitialized memory.
+            target.target = aten.zeros_like.default
 
 
 def _functional_overload(node: fx.Node) -> torch._ops.OpOverload | None:
@@ -174,11 +180,25 @@ def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: 
     dtype = node.meta["val"].dtype
     if any(isinstance(v := o.meta.get("val"), Tensor) and v.dtype not in (dtype, torch.bool) for o in others):
         return False  # the functional form would promote to another dtype
-    for member in aliases.members(node.args[0]):
-        if member is not node.args[0] and order[member] < order[node]:
-            if any(order[user] > order[node] for user in member.users):
-                return False
+    target = node.args[0]
+    for member in aliases.members(target):
+        if member is target or order[member] >= order[node] or _is_of_same_call(member, target):
+            continue
+        if any(order[user] > order[node] for user in member.users):
+            return False
     return True
+
+
+def _is_of_same_call(member: fx.Node, item: fx.Node) -> bool:
+    """Whether ``member`` is the call that returns ``item`` among other tensors in separate memory, or one of these."""
+    call = item.args[0] if item.target is operator.getitem else None
+    if not isinstance(call, fx.Node) or aliased_arguments(call):
+        return False
+    if member is call:
+        return all(user.target is operator.getitem for user in call.users)
+    if member.target is not operator.getitem or member.args[0] is not call or member.args[1] == item.args[1]:
+        return False
+    return storage_of(member) not in (None, storage_of(item))
 
 
 def _is_dense(value: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,8 +56,10 @@ class Request:
     cache: str = CACHES[0]
     returns_cache: bool = False
 
-    @property
+    @cached_property
     def key(self) -> Hashable:
+        """Equal for requests with the same selection of tokens. Reads tensors of processors, which waits for the
+        device, so it is computed once."""
         return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
 
     def forbidden(self, words: int, device: torch.device) -> dict[int, Tensor]:

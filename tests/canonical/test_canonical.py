@@ -132,18 +132,50 @@ def result_and_written_value_both_used(x):
     return y * z
 
 
+def on_one_of_several_results(x):
+    values, indices = x.topk(2)
+    values /= values.sum(-1, keepdim=True)
+    return values * indices
+
+
+def on_a_part_that_shares_memory(x):
+    y = x * 2
+    first, second = y.split([2, 3], -1)
+    first.relu_()
+    return y + first.sum() + second.sum()
+
+
+def inverse_of_a_permutation(x):
+    order = x[0].argsort()
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(5)
+    return x[:, inverse]
+
+
 @pytest.mark.parametrize(
-    "function", [in_place_chain, in_place_through_a_view, in_place_on_a_view, result_and_written_value_both_used]
-)
+    "function",
+    [
+        in_place_chain, in_place_through_a_view, in_place_on_a_view, result_and_written_value_both_used,
+        on_one_of_several_results, on_a_part_that_shares_memory, inverse_of_a_permutation,
+    ],
+)  # fmt: skip
 def test_in_place_writes_keep_their_meaning(function):
     model, x = OneArgument(function), torch.randn(3, 5)
     region = canonical_region(model, x)
     torch.testing.assert_close(run(model, region, x)[0], function(x), rtol=0, atol=0)
 
 
-def test_in_place_chain_becomes_functional():
-    region = canonical_region(OneArgument(in_place_chain), torch.randn(3, 5))
-    assert aten.relu.default in targets(region) and aten.relu_.default not in targets(region)
+@pytest.mark.parametrize(
+    "function, before, after",
+    [
+        (in_place_chain, aten.relu_.default, aten.relu.default),
+        (on_one_of_several_results, aten.div_.Tensor, aten.div.Tensor),
+        (inverse_of_a_permutation, aten.empty_like.default, aten.zeros_like.default),
+    ],
+)
+def test_in_place_writes_become_functional(function, before, after):
+    region = canonical_region(OneArgument(function), torch.randn(3, 5))
+    assert after in targets(region) and before not in targets(region)
 
 
 def test_a_write_into_a_strided_view_stays_one_where_an_output_shows_it():

@@ -13,7 +13,7 @@ from support.selection import exhaustive
 
 import kfconvert.conversion.pipeline
 from kfconvert import ModelConverter
-from kfconvert.generation import decoding
+from kfconvert.generation import decoding, request
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
@@ -103,6 +103,15 @@ def test_the_tokens_are_those_of_the_original(device, family, arguments):
     assert_same(model, fused, **SERVED[arguments])
     assert_same(model, fused, batch=1, **{"min_new_tokens": 2} | SERVED[arguments])
     assert served(fused) == before + 2
+
+
+def test_tensors_of_processors_are_read_once(monkeypatch):
+    """A read waits for the device, so the launches of further steps would be late."""
+    _, fused = pair("llama")
+    described, calls = request._described, []
+    monkeypatch.setattr(request, "_described", lambda processor: calls.append(processor) or described(processor))
+    generated(fused, max_new_tokens=40, min_new_tokens=40, eos_token_id=[5, 6])
+    assert calls and len(calls) == len(set(map(id, calls)))
 
 
 def negated(module, args, outputs):

@@ -80,6 +80,15 @@ def mamba():
     return transformers.MambaForCausalLM(config)
 
 
+def mixtral():
+    """Its graphs divide one of two results in place, and invert a permutation in a new tensor."""
+    config = {
+        "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 32, "max_position_embeddings": 64, "num_local_experts": 4, "eos_token_id": 49,
+    }  # fmt: skip
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**config))
+
+
 @pytest.mark.parametrize("effort", ["fast", "full"])
 def test_the_second_conversion_traces_no_call_and_decides_the_same(folder, traces, effort):
     first = converted(Net(), effort=effort).kfconvert_info()
@@ -98,7 +107,7 @@ def test_the_second_conversion_traces_no_call_and_decides_the_same(folder, trace
     assert "1 cached graphs used" in str(info)
 
 
-@pytest.mark.parametrize("make", [llama, mamba, *exhaustive(t5)])
+@pytest.mark.parametrize("make", [llama, mamba, mixtral, *exhaustive(t5)])
 def test_models_generate_the_same_tokens(folder, traces, make):
     ids, models = torch.randint(1, 40, (1, 6)), []
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :2]} if make is t5 else {})

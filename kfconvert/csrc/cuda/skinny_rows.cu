@@ -10,19 +10,30 @@ namespace kfc {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int DEPTH = 4;  // parts of a queue, each of four words
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBlocks = 2;    // on a multiprocessor
 constexpr int kPadding = 32;  // elements between rows of x, so that two rows lie in different banks
 
-// Copies a word from global to shared memory, or zeros; see close_group and wait_for_groups.
-__device__ __forceinline__ void copy_word(void* to, const void* from, bool is_inside) {
+// Copies a word from global to shared memory, or zeros without reading; see close_group and wait_for_groups.
+__device__ __forceinline__ void copy_word(uint32_t to, const void* from, bool is_inside) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(__cvta_generic_to_global(from)), "r"(is_inside ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+               "r"(is_inside ? kPackBytes : 0)
                : "memory");
 #endif
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* of) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(of));
+}
+
+__device__ __forceinline__ uint4 load_shared(uint32_t from) {
+  uint4 word;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "r"(from)
+               : "memory");
+  return word;
 }
 
 // The copies of a lane since the last group are a group.
@@ -135,32 +146,38 @@ __global__ void __launch_bounds__(kThreads) skinny_rows_kernel(const __grid_cons
   // A quarter of a warp takes a line of each row, in as many words.
   const int column = (warp * kSteps * 4 + lane % 4) * kEach;
 
-  int issued_tile = blockIdx.x;
-  int issued = 0;  // the first input of the part to order next
-  const W* issued_rows[kHalves] = {};
-  const auto find_rows = [&] {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      // Rows beyond the last are the last, and what they give is not written.
-      const int64_t output = issued_tile * outputs + (a.gated ? group : group + half * kRows);
-      const int64_t row = (output < a.out ? output : a.out - 1) + (a.gated && half == 1 ? a.out : 0);
-      issued_rows[half] = weight_row<T, W>(a, row);
-    }
+  // The parts of the queue of this lane.
+  constexpr uint32_t kPartBytes = 4 * kThreads * kPackBytes;
+  const uint32_t queue = shared_address(memory + threadIdx.x);
+  const auto after = [&](uint32_t part) {
+    return part == queue + (DEPTH - 1) * kPartBytes ? queue : part + kPartBytes;
   };
-  const auto issue = [&](int part) {
+  int issued_tile = blockIdx.x;
+  int issued = 0;  // the first input of the part to issue next
+  const W* from[kHalves] = {};
+  const auto issue = [&](uint32_t part) {
     if (issued_tile < tiles) {
-      if (issued == 0) find_rows();
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int at = issued + column + step * 4 * kEach;
+      if (issued == 0) {
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {
-          const bool is_inside = at < in;
-          copy_word(memory + (part * 4 + step * kHalves + half) * kThreads + threadIdx.x,
-                    issued_rows[half] + (is_inside ? at : 0), is_inside);
+          // Rows beyond the last are the last, and what they give is not written.
+          const int64_t output = issued_tile * outputs + (a.gated ? group : group + half * kRows);
+          const int64_t row = (output < a.out ? output : a.out - 1) + (a.gated && half == 1 ? a.out : 0);
+          from[half] = weight_row<T, W>(a, row) + column;
+        }
+      }
+      const int left = in - issued - column;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          copy_word(part + (step * kHalves + half) * kThreads * kPackBytes, from[half] + step * 4 * kEach,
+                    left > step * 4 * kEach);
         }
       }
       issued += kSpan;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) from[half] += kSpan;
       if (issued >= in) {
         issued = 0;
         issued_tile += gridDim.x;
@@ -171,11 +188,11 @@ __global__ void __launch_bounds__(kThreads) skinny_rows_kernel(const __grid_cons
   const auto fill = [&] {
     if (a.norm != nullptr) {
       for (int at = threadIdx.x * 8; at < in; at += kThreads * 8) {
-        copy_word(norm + at, static_cast<const T*>(a.norm) + at, true);
+        copy_word(shared_address(norm + at), static_cast<const T*>(a.norm) + at, true);
       }
     }
 #pragma unroll
-    for (int part = 0; part < DEPTH - 1; ++part) issue(part);
+    for (int part = 0; part < DEPTH - 1; ++part) issue(queue + part * kPartBytes);
   };
   if (a.early) fill();
   wait_for_previous_kernel();
@@ -189,12 +206,15 @@ __global__ void __launch_bounds__(kThreads) skinny_rows_kernel(const __grid_cons
     __syncthreads();
   }
   const T* rows[TILES];
+  uint32_t held_rows[TILES];
 #pragma unroll
   for (int i = 0; i < TILES; ++i) {
     const int64_t row = i * kRows + group < a.rows ? i * kRows + group : a.rows - 1;
-    rows[i] = holds ? held + row * (a.in + kPadding) : static_cast<const T*>(a.x) + row * a.x_stride;
+    rows[i] = static_cast<const T*>(a.x) + row * a.x_stride + column;
+    held_rows[i] = shared_address(held + row * (a.in + kPadding) + column);
   }
-  int part = 0;
+  uint32_t part = queue;
+  uint32_t spare = queue + (DEPTH - 1) * kPartBytes;
   int turn = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ++turn) {
     // The warps take turns in finishing a tile.
@@ -204,24 +224,33 @@ __global__ void __launch_bounds__(kThreads) skinny_rows_kernel(const __grid_cons
     const Terms<T> terms = is_output ? terms_of<T>(a, output) : Terms<T>{};
     float c[TILES][4] = {};
     for (int begin = 0; begin < in; begin += kSpan) {
-      uint4 x[kSteps][TILES][kParts] = {};
+      uint4 x[kSteps][TILES][kParts];
+      const auto load_x = [&](auto load) {
+        const int left = in - begin - column;
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int at = begin + column + step * 4 * kEach;
+        for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) {
+          for (int i = 0; i < TILES; ++i) {
 #pragma unroll
-          for (int p = 0; p < kParts; ++p) {
-            if (at < in) x[step][i][p] = load_word<Pack<T, 8>>(rows[i] + at + 8 * p);
+            for (int p = 0; p < kParts; ++p) {
+              const int at = step * 4 * kEach + 8 * p;
+              const bool is_inside = begin + kSpan <= in || left > at;
+              x[step][i][p] = is_inside ? load(i, begin + at) : make_uint4(0, 0, 0, 0);
+            }
           }
         }
+      };
+      if (holds) {
+        load_x([&](int i, int at) { return load_shared(held_rows[i] + at * static_cast<int>(sizeof(T))); });
+      } else {
+        load_x([&](int i, int at) { return load_word<Pack<T, 8>>(rows[i] + at); });
       }
       wait_for_groups<DEPTH - 2>();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const uint4* words = memory + (part * 4 + step * kHalves) * kThreads + threadIdx.x;
-        const uint4 upper = words[0];
-        const uint4 lower = kHalves > 1 ? words[kThreads] : make_uint4(0, 0, 0, 0);
+        const uint32_t words = part + step * kHalves * kThreads * kPackBytes;
+        const uint4 upper = load_shared(words);
+        const uint4 lower = kHalves > 1 ? load_shared(words + kThreads * kPackBytes) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
           const uint4 u = halves_in<T, W>(upper, p);
@@ -234,8 +263,9 @@ __global__ void __launch_bounds__(kThreads) skinny_rows_kernel(const __grid_cons
         }
       }
       // The words of the part before this one have been used.
-      issue(part == 0 ? DEPTH - 1 : part - 1);
-      part = part + 1 == DEPTH ? 0 : part + 1;
+      issue(spare);
+      spare = part;
+      part = after(part);
     }
     auto& sum = sums[turn % 2];
 #pragma unroll
