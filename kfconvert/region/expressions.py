@@ -32,8 +32,8 @@ def stored_expression(expression: Any) -> Any:
         return bool(expression)
     if isinstance(expression, (int, sympy.Integer)):
         return int(expression)
-    if isinstance(expression, sympy.Symbol) and _NAME.fullmatch(str(expression)):
-        return str(expression)
+    if isinstance(expression, sympy.Symbol) and _NAME.fullmatch(expression.name):
+        return expression.name
     name = type(expression).__name__
     if _CLASSES.get(name) is not type(expression):
         raise Unstorable(f"a size is computed by {name[:50]}")
