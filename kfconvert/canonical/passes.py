@@ -21,6 +21,7 @@ from ..graph import (
     has_effect,
     is_weight,
     location,
+    schema_of,
     spell_numbers,
     spell_sizes,
     storage_of,
@@ -31,6 +32,7 @@ from ..region import CaptureError
 from .activations import rewrite_spellings
 from .causal_masks import spell_causal_masks
 from .contiguous import drop_kept_contiguous, lies_in_output
+from .filled_tensors import spell_filled_tensors
 from .masks import drop_true_masks, drop_zero_masks
 from .products import scale_queries, spell_products
 from .repeated_heads import share_heads
@@ -176,7 +178,8 @@ def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: 
         return False
     if not _is_dense(node.args[0].meta["val"]) and lies_in_output(node):
         return False
-    others = [argument for argument in node.args[1:] if isinstance(argument, fx.Node)]
+    names = schema_of(node.target).names[1:]
+    others = [each for each, name in zip(node.args[1:], names) if isinstance(each, fx.Node) and name != "index"]
     dtype = node.meta["val"].dtype
     if any(isinstance(v := o.meta.get("val"), Tensor) and v.dtype not in (dtype, torch.bool) for o in others):
         return False  # the functional form would promote to another dtype
@@ -308,6 +311,7 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     one_cast,
     spell_factories,
     drop_identities,
+    spell_filled_tensors,
     make_functional,
     drop_copies_of_collectives,
     views_to_reshapes,

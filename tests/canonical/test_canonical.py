@@ -145,6 +145,36 @@ def on_a_part_that_shares_memory(x):
     return y + first.sum() + second.sum()
 
 
+def filled_by_slices(x):
+    y = x.new_empty(x.shape[0], 8)
+    y[:, 3:] = x.sin()
+    y[:, :3] = x[:, 2:].cos()
+    return y * 2
+
+
+def filled_by_slices_and_written(x):
+    y = torch.empty_like(x)
+    part = x * 2
+    y[:, :3] = part[:, :3]
+    part.relu_()
+    y[:, 3:] = part[:, 3:]
+    return y + 1
+
+
+def filled_twice(x):
+    y = torch.empty_like(x)
+    y[:, :3] = x[:, :3].sin()
+    first = y[:, 0] * 2
+    y[:, 2:] = x[:, 2:].cos()
+    return y + first[:, None]
+
+
+def scattered(x):
+    mask = torch.zeros_like(x)
+    mask.scatter_(1, x.argsort()[:, :2], 1)
+    return x * mask
+
+
 def inverse_of_a_permutation(x):
     order = x[0].argsort()
     inverse = torch.empty_like(order)
@@ -156,7 +186,8 @@ def inverse_of_a_permutation(x):
     "function",
     [
         in_place_chain, in_place_through_a_view, in_place_on_a_view, result_and_written_value_both_used,
-        on_one_of_several_results, on_a_part_that_shares_memory, inverse_of_a_permutation,
+        on_one_of_several_results, on_a_part_that_shares_memory, inverse_of_a_permutation, filled_by_slices,
+        filled_by_slices_and_written, filled_twice, scattered,
     ],
 )  # fmt: skip
 def test_in_place_writes_keep_their_meaning(function):
@@ -171,6 +202,8 @@ def test_in_place_writes_keep_their_meaning(function):
         (in_place_chain, aten.relu_.default, aten.relu.default),
         (on_one_of_several_results, aten.div_.Tensor, aten.div.Tensor),
         (inverse_of_a_permutation, aten.empty_like.default, aten.zeros_like.default),
+        (filled_by_slices, aten.copy_.default, aten.cat.default),
+        (scattered, aten.scatter_.value, aten.scatter.value),
     ],
 )
 def test_in_place_writes_become_functional(function, before, after):
