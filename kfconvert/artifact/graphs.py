@@ -43,11 +43,16 @@ def stored_graphs(
     every: list[Places] = [*((region, [""]) for region in (*calls, *generation)), *parts]
     if not every:
         return None
-    # A call built from the record has other values of these properties.
-    if any(region.has_fixed_layouts for region, _ in every) or not _is_as_converted(model):
+    if not _is_as_converted(model):
         return None
     classes = named_classes(model)
-    stored = {id(region): stored_region(model, torch.device(device), region, paths, classes) for region, paths in every}
+    # A call built from the record has other values of the layouts that some regions require.
+    stored = {
+        id(region): None
+        if region.has_fixed_layouts
+        else stored_region(model, torch.device(device), region, paths, classes)
+        for region, paths in every
+    }
     steps = [stored[id(region)] for region in generation]
     if None in steps:  # load then traces all of them
         steps = []

@@ -146,10 +146,15 @@ def make_functional(graph: fx.Graph) -> None:
             if any(member.op == "placeholder" for member in aliases.members(target)):
                 reason = f"{node.target} writes in place to an argument, parameter or buffer of the model"
                 raise CaptureError(reason, location(node))
-        functional = _functional_overload(node)
+        functional, value = _functional_form(node)
         if functional is None or not _is_private(node, written, aliases, order):
             continue
         target = node.args[0]
+        # A later view or output of a result with other strides would share other memory.
+        if _strides(value) != _strides(node.meta["val"]) and (
+            lies_in_output(node) or _is_written_later(node, aliases, order)
+        ):
+            continue
         node.target = functional
         for user in list(target.users):
             if order[user] > order[node]:
@@ -159,24 +164,38 @@ def make_functional(graph: fx.Graph) -> None:
             target.target = aten.zeros_like.default
 
 
-def _functional_overload(node: fx.Node) -> torch._ops.OpOverload | None:
+def _functional_form(node: fx.Node) -> tuple[torch._ops.OpOverload, Tensor] | tuple[None, None]:
+    """Returns the operator that computes the written value of ``node``, and the value; (None, None) without one."""
     packet, overload = node.target._schema.name.removeprefix("aten::"), node.target._overloadname
     found = getattr(getattr(aten, packet.removesuffix("_"), None), overload, None)
     if not packet.endswith("_") or found is None:
-        return None
+        return None, None
     takes, wanted = ([(a.name, str(a.type)) for a in target._schema.arguments] for target in (found, node.target))
     if takes != wanted:  # for example pow_, which has the overload with another base
-        return None
+        return None, None
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+    value = found(*args, **kwargs)
     # In-place comparisons keep the dtype of their target; others return booleans.
-    return found if found(*args, **kwargs).dtype == node.meta["val"].dtype else None
+    is_alike = isinstance(value, Tensor) and value.dtype == node.meta["val"].dtype
+    return (found, value) if is_alike else (None, None)
+
+
+def _strides(value: Tensor) -> str:
+    return str(value.stride())
+
+
+def _is_written_later(node: fx.Node, aliases: Aliases, order: dict[fx.Node, int]) -> bool:
+    """Whether a write after ``node`` reaches the memory that it writes to."""
+    return any(
+        order[user] > order[node] and member in written_arguments(user)
+        for member in aliases.members(node)
+        for user in member.users
+    )
 
 
 def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: dict[fx.Node, int]) -> bool:
     """Whether the write is visible only through the written value and the result of this call."""
     if written != [node.args[0]]:
-        return False
-    if not _is_dense(node.args[0].meta["val"]) and lies_in_output(node):
         return False
     names = schema_of(node.target).names[1:]
     others = [each for each, name in zip(node.args[1:], names) if isinstance(each, fx.Node) and name != "index"]
@@ -195,18 +214,13 @@ def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: 
 def _is_of_same_call(member: fx.Node, item: fx.Node) -> bool:
     """Whether ``member`` is the call that returns ``item`` among other tensors in separate memory, or one of these."""
     call = item.args[0] if item.target is operator.getitem else None
-    if not isinstance(call, fx.Node) or aliased_arguments(call):
-        return False
+    if not isinstance(call, fx.Node) or getattr(call.target, "namespace", None) != "aten" or aliased_arguments(call):
+        return False  # results of other operators may share memory that those of their fake kernels do not
     if member is call:
         return all(user.target is operator.getitem for user in call.users)
     if member.target is not operator.getitem or member.args[0] is not call or member.args[1] == item.args[1]:
         return False
     return storage_of(member) not in (None, storage_of(item))
-
-
-def _is_dense(value: Tensor) -> bool:
-    """Whether the result of an elementwise operator on ``value`` has its strides."""
-    return torch.empty_like(value).stride() == value.stride()
 
 
 def drop_copies_of_collectives(graph: fx.Graph) -> None:

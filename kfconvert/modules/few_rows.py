@@ -18,6 +18,7 @@ class FewRows(NamedTuple):
         code: number of the activation, see ``kfconvert.ops.activations``.
         gate_first: whether the first half is activated.
         sizes: return views of the result, of these numbers of features.
+        owner: kept alive, as it has the tensors for further plans.
     """
 
     weights: tuple[torch.Tensor, ...]
@@ -28,6 +29,7 @@ class FewRows(NamedTuple):
     gated: bool = False
     gate_first: bool = True
     sizes: tuple[int, ...] | None = None
+    owner: Any = None
 
     def run(self, x: torch.Tensor) -> Any:
         """Returns the result for x (..., in_features)."""

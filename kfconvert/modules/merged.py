@@ -99,7 +99,7 @@ class FusedMergedLinear(FusedModule):
     def few_rows(self) -> FewRows:
         """Returns the product for few rows of x, by one kernel."""
         product = self.product()
-        return FewRows((product.weight,), bias=product.bias, sizes=tuple(product.sizes))
+        return FewRows((product.weight,), bias=product.bias, sizes=tuple(product.sizes), owner=product)
 
     def reference(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple([linear.reference(x) for linear in self.linears])

@@ -63,6 +63,18 @@ def test_nothing_is_traced_and_all_is_as_after_a_trace(path, traces, monkeypatch
         ]
 
 
+def test_a_graph_that_requires_layouts_is_the_only_one_to_trace(tmp_path, traces):
+    torch.manual_seed(0)
+    fused = ModelConverter(select="all").convert_model(Net().eval(), example_inputs=IDS)
+    part = guarded_forward(fused.blocks[0]).variants[0].region
+    part.has_fixed_layouts = True
+    saving.save(fused, tmp_path / "net")
+    traces.clear()
+    loaded = artifact.load(tmp_path / "net", model=Net())
+    assert traces and all(isinstance(each, Block) for each in traces)
+    assert torch.equal(outputs(loaded)["hidden"], outputs(fused)["hidden"])
+
+
 def test_with_all_graphs_the_model_is_not_even_called(path, traces, monkeypatch):
     called = []
     monkeypatch.setattr(replay, "_settled", lambda *_: called.append(1) or (lambda: None))

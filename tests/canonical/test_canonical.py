@@ -175,6 +175,20 @@ def scattered(x):
     return x * mask
 
 
+def in_place_with_another_layout(x):
+    """The functional masked_fill returns a contiguous tensor, of which the reshape would be a copy."""
+    y = x.t() * 2
+    y.masked_fill_(y > 1, 0)
+    y.t().reshape(-1).add_(1)
+    return y + 0
+
+
+def several_tensors_in_place(x):
+    parts = [x * 2, x.sin()]
+    torch._foreach_add_(parts, 1.0)
+    return parts[0] * parts[1]
+
+
 def inverse_of_a_permutation(x):
     order = x[0].argsort()
     inverse = torch.empty_like(order)
@@ -187,7 +201,7 @@ def inverse_of_a_permutation(x):
     [
         in_place_chain, in_place_through_a_view, in_place_on_a_view, result_and_written_value_both_used,
         on_one_of_several_results, on_a_part_that_shares_memory, inverse_of_a_permutation, filled_by_slices,
-        filled_by_slices_and_written, filled_twice, scattered,
+        filled_by_slices_and_written, filled_twice, scattered, in_place_with_another_layout, several_tensors_in_place,
     ],
 )  # fmt: skip
 def test_in_place_writes_keep_their_meaning(function):
@@ -216,6 +230,12 @@ def test_a_write_into_a_strided_view_stays_one_where_an_output_shows_it():
     for after, stays in ((lambda y: y + 1, True), (lambda y: y[:2], True), (lambda y: y.softmax(-1), False)):
         region = canonical_region(OneArgument(lambda x, after=after: after((x * 2)[:, ::2].relu_())), x)
         assert (aten.relu_.default in targets(region)) is stays
+
+
+def test_a_returned_tensor_keeps_its_strides():
+    for write in (lambda y: y.masked_fill_(y > 1, 0), lambda y: y.tril_(), lambda y: y.cumsum_(0), lambda y: y.relu_()):
+        model, x = OneArgument(lambda x, write=write: write(x.t() * 2)), torch.randn(3, 5)
+        assert run(model, canonical_region(model, x), x)[0].stride() == (1, 5)
 
 
 def test_half_written_with_float_keeps_its_dtype():

@@ -55,6 +55,8 @@ def test_one_concatenated_weight_for_all_plans_that_lives_as_long_as_they(device
         assert not torch.equal(kept(x)[0], before[0])
         module.clear_derived()
         assert module.plan(x).weight is not kept.weight
+        few = [module.few_rows() for _ in range(2)]
+        assert few[0].weights[0] is few[1].weights[0]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 rows of x.
 
 On CUDA, one kernel computes up to 16 rows of a half type, as in a step of generation. Each block of threads normalizes
-x itself, while it loads the first part of the weight. In a CUDA graph, the kernel reads the weight before earlier
-kernels have finished, so nothing in the graph may write to the weight.
+x itself, while it loads the first part of the weight. In a CUDA graph, the kernel reads the weights of norm and layers
+before earlier kernels have finished, so nothing in the graph may write to them.
 """
 
 from ..registration import define, require
