@@ -43,7 +43,8 @@ class FusedNormLinear(FusedModule):
     def plan(self, *inputs: Tensor) -> Plan:
         if self.choose(*inputs) == "composition":
             return self.reference
-        norm, product, return_sum = self.norm, self.product.few_rows(), self.norm.return_sum
+        norm, return_sum = self.norm, self.norm.return_sum
+        product = self.product.few_rows() if _fits(norm, self.product) else None
         normalize, multiply = norm.plan(*inputs), self.product.plan(inputs[0])
 
         def run(x: Tensor, *residual: Tensor) -> Any:
