@@ -129,8 +129,8 @@ void launch_rows(const LayerNorm& a, cudaStream_t stream) {
   const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
   dispatch_row_activation(a.activation, [&](auto act) {
     constexpr int kAct = decltype(act)::value;
-    constexpr int kRms =
-        kAct == kNone ? kNone : kAny;  // models do not activate an RMS norm, and each kernel costs compile time
+    // Models do not activate an RMS norm, and each kernel takes compile time.
+    constexpr int kRms = kAct == kNone ? kNone : kAny;
     const auto kernel = a.centred ? layer_norm_kernel<true, kAct, T, N, THREADS, ITEMS, EARLY>
                                   : layer_norm_kernel<false, kRms, T, N, THREADS, ITEMS, EARLY>;
     launch_overlapped(kernel, grid, kBlock, stream, a, NormScalarsOf<T>(a));
