@@ -161,6 +161,17 @@ def filled_by_slices_and_written(x):
     return y + 1
 
 
+def filled_by_a_filled_tensor(x):
+    inner = x.new_empty(x.shape[0], 5)
+    inner[:, :3] = x[:, :3].sin()
+    inner[:, 3:] = x[:, 3:].cos()
+    outer = x.new_empty(x.shape[0], 10)
+    outer[:, :5] = inner
+    inner.relu_()
+    outer[:, 5:] = x
+    return outer * 2 + inner.sum()
+
+
 def filled_twice(x):
     y = torch.empty_like(x)
     y[:, :3] = x[:, :3].sin()
@@ -201,7 +212,8 @@ def inverse_of_a_permutation(x):
     [
         in_place_chain, in_place_through_a_view, in_place_on_a_view, result_and_written_value_both_used,
         on_one_of_several_results, on_a_part_that_shares_memory, inverse_of_a_permutation, filled_by_slices,
-        filled_by_slices_and_written, filled_twice, scattered, in_place_with_another_layout, several_tensors_in_place,
+        filled_by_slices_and_written, filled_by_a_filled_tensor, filled_twice, scattered, in_place_with_another_layout,
+        several_tensors_in_place,
     ],
 )  # fmt: skip
 def test_in_place_writes_keep_their_meaning(function):
