@@ -41,9 +41,7 @@ def stored_graphs(
         parts: the regions of the parts in its record, each with the paths of its modules.
     """
     every: list[Places] = [*((region, [""]) for region in (*calls, *generation)), *parts]
-    if not every:
-        return None
-    if not _is_as_converted(model):
+    if not every or not _is_as_converted(model):
         return None
     classes = named_classes(model)
     # A call built from the record has other values of the layouts that some regions require.

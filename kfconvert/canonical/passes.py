@@ -151,9 +151,8 @@ def make_functional(graph: fx.Graph) -> None:
             continue
         target = node.args[0]
         # A later view or output of a result with other strides would share other memory.
-        if _strides(value) != _strides(node.meta["val"]) and (
-            lies_in_output(node) or _is_written_later(node, aliases, order)
-        ):
+        keeps_strides = str(value.stride()) == str(node.meta["val"].stride())
+        if not keeps_strides and (lies_in_output(node) or _is_written_later(node, aliases, order)):
             continue
         node.target = functional
         for user in list(target.users):
@@ -178,10 +177,6 @@ def _functional_form(node: fx.Node) -> tuple[torch._ops.OpOverload, Tensor] | tu
     # In-place comparisons keep the dtype of their target; others return booleans.
     is_alike = isinstance(value, Tensor) and value.dtype == node.meta["val"].dtype
     return (found, value) if is_alike else (None, None)
-
-
-def _strides(value: Tensor) -> str:
-    return str(value.stride())
 
 
 def _is_written_later(node: fx.Node, aliases: Aliases, order: dict[fx.Node, int]) -> bool:

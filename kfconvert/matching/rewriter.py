@@ -221,27 +221,21 @@ def _join_calls(graph: fx.Graph, root: dict[str, Any], join: Join) -> None:
     """Joins calls of fused modules and their only readers, where the modules can run in one launch."""
     for node in graph.find_nodes(op="call_module"):
         items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        value = items.get(0, node)
-        readers = list(value.users)
-        if len(readers) != 1 or readers[0].op != "call_module" or len(readers[0].args) != 1:
+        reader, *others = items.get(0, node).users or (node,)
+        if others or reader.op != "call_module" or len(reader.args) != 1:
             continue
-        joined = join(root[node.target], root[readers[0].target])
+        joined = join(root[node.target], root[reader.target])
         if joined is None:
             continue
-        name = f"{node.target}_{readers[0].target}"
+        name = f"{node.target}_{reader.target}"
         root[name] = joined
         with graph.inserting_before(node):
-            result = call = graph.call_module(name, node.args)
-            if items:
-                result = graph.call_function(operator.getitem, (call, 0))
-            for index, item in items.items():
-                if index > 0:
-                    other = graph.call_function(operator.getitem, (call, index))
-                    other.meta = dict(item.meta)
-                    item.replace_all_uses_with(other)
-        result.meta = dict(readers[0].meta)
-        readers[0].replace_all_uses_with(result)
-        for erased in (readers[0], *items.values(), node):
+            call = graph.call_module(name, node.args)
+            for index, before in {**items, 0: reader}.items():
+                result = graph.call_function(operator.getitem, (call, index)) if items else call
+                result.meta = dict(before.meta)
+                before.replace_all_uses_with(result)
+        for erased in (reader, *items.values(), node):
             graph.erase_node(erased)
 
 

@@ -192,7 +192,7 @@ class FusedLinear(FusedModule):
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
         return linear_act(x, weight, bias, self.activation, self.negative_slope)
 
-    def few_rows(self) -> FewRows | None:
+    def few_rows(self) -> FewRows:
         """Returns the product for few rows of x, by one kernel."""
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
         return FewRows((weight,), bias=bias, code=ACTIVATIONS[self.activation].code, negative_slope=self.negative_slope)

@@ -21,6 +21,7 @@ class FusedLinearScale(FusedLinear):
     """
 
     live_strategies = FusedModule.live_strategies  # all others use folded weights
+    few_rows = FusedModule.few_rows  # which would read the live weights
     gamma: torch.Tensor
     permutation: tuple[int, ...] | None
 
@@ -59,9 +60,6 @@ class FusedLinearScale(FusedLinear):
     def strategies(self, x: torch.Tensor) -> list[str]:
         names = ["folded" if name == "kernel" else name for name in super().strategies(x)]
         return names if "folded" in names else [*names[:-1], "folded", names[-1]]
-
-    def few_rows(self) -> None:
-        """Returns None: its plans read folded weights."""
 
     def differentiable(self, x: torch.Tensor) -> torch.Tensor:
         return self.reference(x)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from .base import FusedModule, Plan, held
 from .linear import FusedLinear
-from .linear_scale import FusedLinearScale
 from .merged import FusedMergedLinear
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 
@@ -82,5 +81,4 @@ def joined(norm: FusedModule, product: FusedModule) -> FusedNormLinear | None:
 def _fits(norm: FusedModule, product: FusedModule) -> bool:
     if not isinstance(norm, FusedRMSNorm) or norm.activation != "none" or held(norm, "weight") is None:
         return False
-    has_product = type(product).few_rows not in (FusedModule.few_rows, FusedLinearScale.few_rows)
-    return len(norm.normalized_shape) == 1 and has_product
+    return len(norm.normalized_shape) == 1 and type(product).few_rows is not FusedModule.few_rows

@@ -1,5 +1,6 @@
 """Linear layers with quantized weights and the same input, as one product: q, k and v of attention, and gated MLPs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,21 +73,22 @@ class FusedMergedQuantizedLinear(_Several):
     def _skinny(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found: list[torch.Tensor] = []
         for start in range(0, len(self.linears), MOST_WEIGHTS):
-            linears = self.linears[start : start + MOST_WEIGHTS]
-            sizes = [held(linear, "weight").shape[0] for linear in linears]
-            found += product_of(linears, sizes=tuple(sizes)).run(x)
+            found += _side_by_side(self.linears[start : start + MOST_WEIGHTS]).run(x)
         return tuple(found)
 
     def few_rows(self) -> FewRows | None:
         """Returns the product for few rows of x, by one kernel; None for more linears than it takes."""
-        sizes = tuple([held(linear, "weight").shape[0] for linear in self.linears])
-        return product_of(self.linears, sizes=sizes) if len(sizes) <= MOST_WEIGHTS else None
+        return _side_by_side(self.linears) if len(self.linears) <= MOST_WEIGHTS else None
 
     def _combined(self, products: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return tuple(products)
 
     def reference(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple([linear.reference(x) for linear in self.linears])
+
+
+def _side_by_side(linears: Sequence[FusedQuantizedLinear]) -> FewRows:
+    return product_of(linears, sizes=tuple([held(linear, "weight").shape[0] for linear in linears]))
 
 
 class FusedGatedQuantizedLinear(_Several):

@@ -10,6 +10,19 @@ def as_tuple(output):
     return output if isinstance(output, tuple) else (output,)
 
 
+def assert_replays_see_all_writes(chain, change):
+    """A replay of ``chain``, a call of kernels that overlap, computes what launches do after each ``change``."""
+    with torch.no_grad():
+        chain()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = chain()
+        for _ in range(20):
+            change()
+            graph.replay()
+            assert torch.equal(recorded, chain())
+
+
 def widen(value):
     if not isinstance(value, torch.Tensor):
         return value

@@ -9,7 +9,7 @@ namespace kfc {
 // weights, scales: as for quantized_linear; or one weight of x's dtype, without scales, as for skinny_linear. Returns
 // y, and x + residual, which has no elements without a residual.
 template <class Backend>
-std::tuple<Tensor, Tensor> norm_linear(const Tensor& x_in, const OptionalTensor& residual_in, const Tensor& norm_in,
+std::tuple<Tensor, Tensor> norm_linear(const Tensor& x_in, const OptionalTensor& residual_in, const Tensor& norm,
                                        double eps, double offset, std::vector<Tensor> weights,
                                        std::vector<Tensor> scales, const OptionalTensor& bias_in, int64_t activation,
                                        double slope, bool gated, bool gate_first) {
@@ -18,7 +18,7 @@ std::tuple<Tensor, Tensor> norm_linear(const Tensor& x_in, const OptionalTensor&
   KFC_CHECK(x_in.dim() >= 1 && !weights.empty(), op, "expected x with a dimension, and a weight");
   SkinnyProduct a{};
   a.dtype = dtype_of(op, options);
-  a.in = x_in.size(x_in.dim() - 1);
+  set_call(a, x_in, x_in.size(x_in.dim() - 1), activation, slope, gated, gate_first);
   OptionalTensor bias;
   if (scales.empty()) {
     const Tensor& weight = weights[0];
@@ -33,21 +33,17 @@ std::tuple<Tensor, Tensor> norm_linear(const Tensor& x_in, const OptionalTensor&
     KFC_CHECK(!bias_in, op, "no bias with quantized weights");
     set_quantized_weights(a, op, x_in, weights, scales, gated);
   }
-  a.rows = a.in > 0 ? x_in.numel() / a.in : 0;
-  a.gated = gated;
-  a.gate_first = gate_first;
-  a.activation = static_cast<int>(activation);
-  a.slope = slope;
-  const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
-  KFC_CHECK(is_half && a.rows > 0 && a.rows <= kSkinnyRows && a.out > 0 && Backend::has_tensor_cores(x_in), op,
-            "the kernel takes 1 to ", kSkinnyRows, " rows of float16 or bfloat16 elements");
+  KFC_CHECK(has_kernel<Backend>(a, x_in, kSkinnyRows), op, "the kernel takes 1 to ", kSkinnyRows,
+            " rows of float16 or bfloat16 elements");
   constexpr int64_t kHalf = 2;  // bytes
   KFC_CHECK((a.rows + 1) * a.in * kHalf <= kMostHeld, op, "the kernel takes up to ", kMostHeld,
             " bytes of x and the weight of the norm");
-  check_same_options(op, "the weight of the norm", options, norm_in);
-  KFC_CHECK(norm_in.dim() == 1 && norm_in.size(0) == a.in, op, "the weight of the norm has another size than x");
-  const Tensor norm = as_aligned(norm_in);
+  check_same_options(op, "the weight of the norm", options, norm);
+  KFC_CHECK(norm.dim() == 1 && norm.size(0) == a.in, op, "the weight of the norm has another size than x");
   a.norm = norm.const_data_ptr();
+  // It cannot be a copy, since the kernel reads it early in a graph.
+  KFC_CHECK(norm.is_contiguous() && has_words(a.norm, a.in), op,
+            "the weight of the norm is not contiguous and aligned");
   a.eps = eps;
   a.offset = offset;
   const Tensor x = as_aligned(x_in);

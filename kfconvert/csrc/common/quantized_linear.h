@@ -68,15 +68,10 @@ Tensor quantized_linear(const Tensor& x_in, std::vector<Tensor> weights, std::ve
   SkinnyProduct a{};
   a.dtype = dtype_of(op, options);
   set_quantized_weights(a, op, x_in, weights, scales, gated);
-  a.in = weights[0].size(1);
-  const int64_t rows = a.in > 0 ? x_in.numel() / a.in : 0;
-  a.gated = gated;
-  a.gate_first = true;
-  a.activation = static_cast<int>(activation);
-  a.slope = slope;
-  const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
-  KFC_CHECK(is_half && rows > 0 && rows <= kMostLaunches * kSkinnyRows && a.out > 0 && Backend::has_tensor_cores(x_in),
-            op, "the kernel takes 1 to ", kMostLaunches * kSkinnyRows, " rows of float16 or bfloat16 elements");
+  set_call(a, x_in, weights[0].size(1), activation, slope, gated, true);
+  const int64_t rows = a.rows;
+  KFC_CHECK(has_kernel<Backend>(a, x_in, kMostLaunches * kSkinnyRows), op, "the kernel takes 1 to ",
+            kMostLaunches * kSkinnyRows, " rows of float16 or bfloat16 elements");
   const Tensor x = as_aligned(x_in);
   a.x_stride = a.in;
   std::vector<int64_t> sizes = sizes_of(x_in);

@@ -32,6 +32,24 @@ inline Tensor as_aligned(const Tensor& x_in) {
   return has_words(x.const_data_ptr(), x.size(x.dim() - 1)) ? x : contiguous_copy(x);
 }
 
+// Sets what does not depend on the weights.
+inline void set_call(SkinnyProduct& a, const Tensor& x, int64_t in, int64_t activation, double slope, bool gated,
+                     bool gate_first) {
+  a.in = in;
+  a.rows = in > 0 ? x.numel() / in : 0;
+  a.gated = gated;
+  a.gate_first = gate_first;
+  a.activation = static_cast<int>(activation);
+  a.slope = slope;
+}
+
+// Whether there are kernels for this dtype and number of rows, on the device of x.
+template <class Backend>
+bool has_kernel(const SkinnyProduct& a, const Tensor& x, int64_t most_rows) {
+  const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
+  return is_half && a.rows > 0 && a.rows <= most_rows && a.out > 0 && Backend::has_tensor_cores(x);
+}
+
 template <class Backend>
 Tensor skinny_linear(const Tensor& x_in, const Tensor& weight, const OptionalTensor& bias, int64_t activation,
                      double slope, bool gated, bool gate_first) {
@@ -42,17 +60,10 @@ Tensor skinny_linear(const Tensor& x_in, const Tensor& weight, const OptionalTen
   check_linear(op, x_in, weight, bias);
   KFC_CHECK(!gated || weight.size(0) % 2 == 0, op, "a gated layer has an even number of features, not ",
             weight.size(0));
-  a.in = weight.size(1);
+  set_call(a, x_in, weight.size(1), activation, slope, gated, gate_first);
   a.out = weight.size(0) / (gated ? 2 : 1);
-  a.rows = a.in > 0 ? x_in.numel() / a.in : 0;
-  a.gated = gated;
-  a.gate_first = gate_first;
-  a.activation = static_cast<int>(activation);
-  a.slope = slope;
-  const bool is_half = a.dtype == DType::f16 || a.dtype == DType::bf16;
-  const bool few = a.rows > 0 && a.rows <= kSkinnyRows && a.out > 0;
-  if (!is_half || !few || (bias && weight.size(0) > 1 && bias->stride(0) != 1) || !set_weight(a, weight) ||
-      !Backend::has_tensor_cores(x_in)) {
+  if (!has_kernel<Backend>(a, x_in, kSkinnyRows) || (bias && weight.size(0) > 1 && bias->stride(0) != 1) ||
+      !set_weight(a, weight)) {
     Tensor product = linear_act<Backend>(x_in, weight, bias, gated ? kNone : activation, slope);
     if (!gated) return product;
     const auto half = [&](bool first) {

@@ -97,26 +97,15 @@ __global__ void __launch_bounds__(32 * WARPS) skinny_columns_kernel(const __grid
   }
 }
 
-template <int WARPS>
-void launch_blocks(void (*kernel)(SkinnyProduct), int64_t blocks, const SkinnyProduct& a, cudaStream_t stream) {
-  launch_overlapped(kernel, static_cast<unsigned>(blocks), 32 * WARPS, stream, a);
-}
-
-// The numbers for transposed weights are those that were fastest for the layers of GPT-2 on an H100.
+// The numbers are those that were fastest for the layers of GPT-2 on an H100.
 template <class T, int TILES>
-void launch(const SkinnyProduct& a, cudaStream_t stream) {
-  const int64_t processors = multiprocessors();
+void launch_columns(const SkinnyProduct& a, cudaStream_t stream) {
+  constexpr int kWarps = 16;
   // Small layers take narrow blocks, so that there are enough of them.
-  if (a.out > 16 * processors) {
-    return launch_blocks<16>(skinny_columns_kernel<T, 32, TILES, 16, 4>, blocks_of(a.out, 32), a, stream);
-  }
-  launch_blocks<16>(skinny_columns_kernel<T, 16, TILES, 16, 6>, blocks_of(a.out, 16), a, stream);
-}
-
-template <class T>
-void launch_tiles(const SkinnyProduct& a, cudaStream_t stream) {
-  if (a.rows <= kRows) return launch<T, 1>(a, stream);
-  launch<T, 2>(a, stream);
+  const bool wide = a.out > 16 * multiprocessors();
+  const auto kernel =
+      wide ? skinny_columns_kernel<T, 32, TILES, kWarps, 4> : skinny_columns_kernel<T, 16, TILES, kWarps, 6>;
+  launch_overlapped(kernel, static_cast<unsigned>(blocks_of(a.out, wide ? 32 : 16)), 32 * kWarps, stream, a);
 }
 
 // Whether the launch goes into a CUDA graph. The default stream cannot be recorded, nor asked while another is.
@@ -135,7 +124,7 @@ int launch_skinny_product(const SkinnyProduct& product, void* stream) {
   SkinnyProduct a = product;
   a.early = is_recorded(on);
   if (a.transposed) {
-    KFC_DISPATCH_HALF(a.dtype, launch_tiles<T>(a, on));
+    KFC_DISPATCH_HALF(a.dtype, a.rows <= kRows ? launch_columns<T, 1>(a, on) : launch_columns<T, 2>(a, on));
   } else {
     launch_skinny_rows(a, on);
   }

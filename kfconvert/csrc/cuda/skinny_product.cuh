@@ -6,8 +6,7 @@
 
 namespace kfc {
 
-// The outputs of a tile, and the rows of x that go with them.
-constexpr int kTile = 16;
+// The rows of x, or of the weight, in half of a product of matrices (mma.cuh).
 constexpr int kRows = 8;
 
 // Eight elements of a word of the weight as halves of T: the first eight (part 0), or the last.

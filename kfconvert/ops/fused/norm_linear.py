@@ -16,12 +16,14 @@ _MOST_BYTES = 32 << 10  # of x and the weight of the norm
 
 def takes_norm_linear(x, norm_weight, weights, scales):
     """Whether the kernel accepts x (..., in) and these tensors, which have the shapes of :data:`norm_linear`."""
-    features = x.shape[-1]
-    fits = takes_skinny(x, features) and x.nbytes + norm_weight.nbytes <= _MOST_BYTES and norm_weight.dtype == x.dtype
+    if not takes_skinny(x, x.shape[-1]) or x.nbytes + norm_weight.nbytes > _MOST_BYTES:
+        return False
+    if norm_weight.dtype != x.dtype or not norm_weight.is_contiguous() or norm_weight.data_ptr() % 16:
+        return False
     if scales:
-        return fits and all([takes_few_rows(x, weight) for weight in weights])
+        return all([takes_few_rows(x, weight) for weight in weights])
     weight = weights[0]
-    return fits and weight.stride(1) == 1 and weight.stride(0) % 8 == 0 and weight.data_ptr() % 16 == 0
+    return weight.stride(1) == 1 and weight.stride(0) % 8 == 0 and weight.data_ptr() % 16 == 0
 
 
 def _compose(x, residual, norm_weight, eps, offset, weights, scales, bias, code, negative_slope, gated, gate_first):
