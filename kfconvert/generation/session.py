@@ -17,6 +17,8 @@ from .request import NotServed, Request
 
 # Maximum number of recordings (ways to select tokens) with the same tensors.
 MOST_RECORDINGS = 4
+# Maximum number of blocks of a kernel that read the scores of a row.
+_PARTS = 16
 
 
 class Names(NamedTuple):
@@ -71,7 +73,7 @@ class Session:
             self.finished = new(batch, dtype=torch.bool)
             # Whether a token was drawn from scores with NaN.
             self.is_undrawable = new(1, dtype=torch.bool)
-            self._scratch = new(batch + 1, dtype=torch.long)
+            self._scratch = new(2 * batch * _PARTS + 1, dtype=torch.long)
         self._noise: Tensor | None = None
         # Size of the vocabulary, set by the first request.
         self._words = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -27,10 +27,9 @@ from ..graph import (
 from ..region import LiveTensors, Place, Region
 from ..runtime import Program
 from .computed_once import compute_once
+from .joined_calls import Join, join_calls
 from .pattern import Replacement
 from .site import Site
-
-Join = Callable[[Any, Any], nn.Module | None]
 
 
 def rewrite(
@@ -48,7 +47,7 @@ def rewrite(
     their layout decides whether a write reaches them: a reshape is a view of a contiguous image but copies a
     channels-last one.
     ``once``: what depends on weights alone is computed once, see ``compute_once``.
-    ``join``: returns one module for a fused module and the only reader of its first result, or None.
+    ``join``: returns one module for norms and their only reader, see ``join_calls``.
     """
     graph = fx.Graph()
     copies = _placeholders(graph, region)
@@ -75,7 +74,7 @@ def rewrite(
     if region.takes_static_cache:
         _write_in_place(graph, root)
     if join is not None:
-        _join_calls(graph, root, join)
+        join_calls(graph, root, join)
     # A write to a distributed parameter leaves no trace in its shard.
     if once and not region.shards:
         compute_once(graph, root, copies, live, aliases)
@@ -215,28 +214,6 @@ def _write_in_place(graph: fx.Graph, root: dict[str, Any]) -> None:
             node.target = aten.index_copy_.default
         elif caches:
             root[node.target].in_place = all(_is_own(node.args[index], node) for index in caches)
-
-
-def _join_calls(graph: fx.Graph, root: dict[str, Any], join: Join) -> None:
-    """Joins calls of fused modules and their only readers, where the modules can run in one launch."""
-    for node in graph.find_nodes(op="call_module"):
-        items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        reader, *others = items.get(0, node).users or (node,)
-        if others or reader.op != "call_module" or len(reader.args) != 1:
-            continue
-        joined = join(root[node.target], root[reader.target])
-        if joined is None:
-            continue
-        name = f"{node.target}_{reader.target}"
-        root[name] = joined
-        with graph.inserting_before(node):
-            call = graph.call_module(name, node.args)
-            for index, before in {**items, 0: reader}.items():
-                result = graph.call_function(operator.getitem, (call, index)) if items else call
-                result.meta = dict(before.meta)
-                before.replace_all_uses_with(result)
-        for erased in (reader, *items.values(), node):
-            graph.erase_node(erased)
 
 
 def _is_own(cache: fx.Node, writer: fx.Node) -> bool:

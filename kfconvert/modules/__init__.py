@@ -19,12 +19,12 @@ from .conv import (
 from .decode_attention import FusedDecodeAttention
 from .gated import FusedGatedLinear
 from .group_norm import FusedGroupNorm
+from .joining import joined as joined
 from .linear import FusedLinear, FusedLinearGELU, FusedLinearReLU, FusedLinearSigmoid, FusedLinearSiLU, FusedLinearTanh
 from .linear_scale import FusedLinearScale
 from .merged import FusedMergedLinear
 from .norm import FusedAddLayerNorm, FusedLayerNorm, FusedLayerNormGELU, FusedLayerNormReLU, FusedLayerNormSiLU
 from .norm_linear import FusedNormLinear
-from .norm_linear import joined as joined
 from .own import Arguments as Arguments
 from .own import Input as Input
 from .own import OwnFusion as OwnFusion

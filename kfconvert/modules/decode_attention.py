@@ -1,12 +1,16 @@
 """Attention of one new token over a static cache of keys and values."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..ops.fused.decode_attention import attended, decode_attention_, written
 from ..ops.registration import has_kernels
-from .base import FusedModule, Plan
+from .base import FusedModule, Plan, held
+from .rms_norm import FusedRMSNorm
 
 # The largest head in bytes for the kernel, and the multiple of bytes that a head must be.
 _MOST_BYTES, _PACK = 512, 16
@@ -26,15 +30,29 @@ class FusedDecodeAttention(FusedModule):
         masked: whether there is a mask, the seventh input.
         rotated: whether to rotate q and k as in ``FusedRotary``, by cos and sin, the last two inputs.
         in_place: write to ``keys`` and ``values`` and return them; else copies.
+        norms: RMS norms of q and k, which are applied before the rotation; or empty. Used unchanged. Raises ValueError
+            unless they differ only in their weights, of size ``size``.
     Strategies: "kernel" (CUDA, heads of up to 512 bytes: one launch, which reads the visible part of the cache once),
     "sdpa" (CPU, not for half types: heads of keys are not repeated), "composition".
     """
 
     caches = (3, 4)
+    live_strategies = ("kernel", "sdpa", "composition")
 
-    def __init__(self, scale: float, masked: bool = True, rotated: bool = False, in_place: bool = False):
+    def __init__(
+        self,
+        scale: float,
+        masked: bool = True,
+        rotated: bool = False,
+        in_place: bool = False,
+        norms: Sequence[FusedRMSNorm] = (),
+    ):
         super().__init__()
+        if norms and not are_norms_of_heads(*norms):
+            raise ValueError("the norms of q and k cannot run in one launch")
         self.scale, self.masked, self.rotated, self.in_place = scale, masked, rotated, in_place
+        # An nn.Module does not state the class of its modules.
+        self.norms: Any = nn.ModuleList(norms)
 
     @classmethod
     def examples(cls):
@@ -43,6 +61,8 @@ class FusedDecodeAttention(FusedModule):
         mask = torch.arange(20).expand(2, 1, 1, 20) <= 6
         yield cls(0.3, rotated=True), (q, k, v, keys, values, position, mask, cos, sin)
         yield cls(0.3, masked=False), (q, k, v, keys, values, position)
+        norms = FusedRMSNorm(16, offset=1.0), FusedRMSNorm(16, offset=1.0)
+        yield cls(0.3, rotated=True, norms=norms), (q, k, v, keys, values, position, mask, cos, sin)
 
     def strategies(self, *inputs: Tensor) -> list[str]:
         q = inputs[0]
@@ -75,6 +95,7 @@ class FusedDecodeAttention(FusedModule):
         """Returns the rotated q, the caches updated with k and v, and the mask."""
         q, k, v, keys, values, position, *rest = inputs
         mask, cos, sin = self._others(rest)
+        q, k = self._normalized(q, k, [norm.reference for norm in self.norms])
         q, keys, values = written(q, k, v, keys, values, position, cos, sin, self.in_place)
         return q, keys, values, mask
 
@@ -84,8 +105,18 @@ class FusedDecodeAttention(FusedModule):
             return self.reference(*inputs)
         if not self.in_place:
             keys, values = keys.clone(), values.clone()
-        y: Tensor = decode_attention_(q, k, v, keys, values, position, *self._others(rest), self.scale)
+        weights = [held(norm, "weight") for norm in self.norms]
+        if weights and not any(w is None or w.dtype is not q.dtype or not w.is_contiguous() for w in weights):
+            norms = *weights, self.norms[0].eps, self.norms[0].offset
+        else:
+            q, k = self._normalized(q, k, [norm.plan(q) for norm in self.norms])
+            norms = None, None, 0.0, 0.0
+        y: Tensor = decode_attention_(q, k, v, keys, values, position, *self._others(rest), *norms, self.scale)
         return y, keys, values
+
+    @staticmethod
+    def _normalized(q: Tensor, k: Tensor, norms: list[Plan]) -> tuple[Tensor, Tensor]:
+        return (norms[0](q), norms[1](k)) if norms else (q, k)
 
     def _others(self, rest: list[Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Returns mask, cos and sin."""
@@ -94,4 +125,13 @@ class FusedDecodeAttention(FusedModule):
         return mask, cos, sin
 
     def extra_repr(self) -> str:
-        return f"scale={self.scale}, masked={self.masked}, rotated={self.rotated}, in_place={self.in_place}"
+        flags = f"masked={self.masked}, rotated={self.rotated}, in_place={self.in_place}"
+        return f"scale={self.scale}, {flags}, normed={bool(len(self.norms))}"
+
+
+def are_norms_of_heads(*norms: Any) -> bool:
+    """Whether ``norms`` are two RMS norms of heads with weights, which differ only in these."""
+    if len(norms) != 2 or not all(type(each) is FusedRMSNorm and held(each, "weight") is not None for each in norms):
+        return False
+    one, other = ((each.normalized_shape, each.eps, each.offset, each.activation) for each in norms)
+    return one == other and len(one[0]) == 1 and one[-1] == "none"

@@ -26,7 +26,7 @@ class FusedNormLinear(FusedModule):
 
     def __init__(self, norm: FusedRMSNorm, product: FusedModule):
         super().__init__()
-        if not _fits(norm, product):
+        if not fits(norm, product):
             raise ValueError(f"{type(norm).__name__} and {type(product).__name__} cannot run in one launch")
         # An nn.Module does not state the class of its modules.
         self.norm: Any = norm
@@ -43,7 +43,7 @@ class FusedNormLinear(FusedModule):
         if self.choose(*inputs) == "composition":
             return self.reference
         norm, return_sum = self.norm, self.norm.return_sum
-        product = self.product.few_rows() if _fits(norm, self.product) else None
+        product = self.product.few_rows() if fits(norm, self.product) else None
         normalize, multiply = norm.plan(*inputs), self.product.plan(inputs[0])
 
         def run(x: Tensor, *residual: Tensor) -> Any:
@@ -70,15 +70,8 @@ class FusedNormLinear(FusedModule):
         return weights
 
 
-def joined(norm: FusedModule, product: FusedModule) -> FusedNormLinear | None:
-    """Returns a module that computes ``product(norm(x))`` in one launch, and also returns the sum that ``norm`` may
-    return; None if there is none. Both modules have their strategies."""
-    if (norm.strategy, product.strategy) != ("kernel", "skinny") or not _fits(norm, product):
-        return None
-    return FusedNormLinear(norm, product)
-
-
-def _fits(norm: FusedModule, product: FusedModule) -> bool:
+def fits(norm: FusedModule, product: FusedModule) -> bool:
+    """Whether ``FusedNormLinear`` accepts the modules."""
     if not isinstance(norm, FusedRMSNorm) or norm.activation != "none" or held(norm, "weight") is None:
         return False
     return len(norm.normalized_shape) == 1 and type(product).few_rows is not FusedModule.few_rows

@@ -1,4 +1,4 @@
-"""A norm and the product that reads it become one module, if nothing else reads the normalized values."""
+"""Norms and their reader, a product or attention, become one module, if nothing else reads the normalized values."""
 
 import pytest
 import torch
@@ -13,7 +13,15 @@ from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.matching.rewriter import rewrite
 from kfconvert.matching.site import Site
-from kfconvert.modules import FusedLayerNorm, FusedLinear, FusedLinearScale, FusedNormLinear, FusedRMSNorm, joined
+from kfconvert.modules import (
+    FusedDecodeAttention,
+    FusedLayerNorm,
+    FusedLinear,
+    FusedLinearScale,
+    FusedNormLinear,
+    FusedRMSNorm,
+    joined,
+)
 from kfconvert.patterns import REGISTRY
 from kfconvert.region import LiveTensors
 
@@ -55,8 +63,8 @@ def between(self, x, residual):
     return self.gate(y).sin() * self.up(y).cos()
 
 
-def program_of(model, strategies=("kernel", "skinny")):
-    region = trace(model, ExampleCall(X))
+def program_of(model, strategies=("kernel", "skinny"), inputs=X):
+    region = trace(model, ExampleCall(inputs))
     mark_weights(region.graph, (*region.slots, *region.constants))
     canonicalise(region.graph)
     live = LiveTensors(model, region)
@@ -90,6 +98,54 @@ def test_joined(function, count, strategies):
                 parameter.mul_(1.25)
 
 
+class Heads(nn.Module):
+    """A step of attention with norms of the heads of q and k; ``function`` changes the normalized q."""
+
+    def __init__(self, k_norm, function=lambda q: q, is_transposed_first=False):
+        super().__init__()
+        self.q_norm, self.k_norm, self.function = nn.RMSNorm(8), k_norm, function
+        self.is_transposed_first = is_transposed_first
+
+    def forward(self, q, k, keys, values, place, mask):
+        v = k.transpose(1, 2)
+        if self.is_transposed_first:
+            q, k = self.q_norm(q.transpose(1, 2)), self.k_norm(k.transpose(1, 2))
+        else:
+            q, k = self.function(self.q_norm(q)).transpose(1, 2), self.k_norm(k).transpose(1, 2)
+        keys, values = keys.index_copy(2, place, k), values.index_copy(2, place, v)
+        return F.scaled_dot_product_attention(q, keys, values, mask), keys, values
+
+
+@pytest.mark.parametrize(
+    "model, strategies, count",
+    [
+        (Heads(nn.RMSNorm(8)), ("kernel", "kernel"), 1),
+        (Heads(nn.RMSNorm(8), is_transposed_first=True), ("kernel", "kernel"), 1),
+        (Heads(nn.RMSNorm(8)), ("kernel", "composition"), 0),
+        (Heads(nn.RMSNorm(8)), ("composition", "kernel"), 0),
+        (Heads(nn.RMSNorm(8, eps=0.1)), ("kernel", "kernel"), 0),
+        (Heads(nn.Identity()), ("kernel", "kernel"), 0),
+        (Heads(nn.RMSNorm(8), lambda q: q * 2), ("kernel", "kernel"), 0),
+        (Heads(nn.RMSNorm(8), lambda q: q + q.sum()), ("kernel", "kernel"), 0),
+    ],
+)
+def test_norms_of_heads_are_joined_with_attention(model, strategies, count):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 4, 8), torch.randn(2, 1, 4, 8)
+    inputs = q, k, torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.tensor([3]), torch.rand(2, 1, 1, 5) < 0.9
+    model = model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(0.5, 2)
+        program = program_of(model, strategies, inputs)
+        attentions = [each for each in program.modules.values() if isinstance(each, FusedDecodeAttention)]
+        assert [len(each.norms) for each in attentions] == [2 * count]
+        for _ in range(2):
+            torch.testing.assert_close(list(program.run(tree_leaves(inputs))), [*model(*inputs)])
+            for parameter in model.parameters():
+                parameter.mul_(1.25)
+
+
 @pytest.mark.parametrize(
     "norm, product",
     [
@@ -103,6 +159,6 @@ def test_joined(function, count, strategies):
 )
 def test_not_joined(norm, product):
     norm.strategy, product.strategy = "kernel", "skinny"
-    assert joined(norm, product) is None
+    assert joined(product, norm) is None
     with pytest.raises(ValueError, match="cannot run in one launch"):
         FusedNormLinear(norm, product)

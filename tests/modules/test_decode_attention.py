@@ -4,13 +4,16 @@ import pytest
 import torch
 from accuracy import check_strategies
 
-from kfconvert.modules import FusedDecodeAttention
+from kfconvert.modules import FusedDecodeAttention, FusedRMSNorm
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 MASKS = ("none", "boolean", "added", "by head", "broadcast")
 
 
-def inputs(batch=2, heads=6, shared=3, capacity=70, size=16, mask="boolean", rotated=True, device=None, dtype=None):
+def inputs(
+    batch=2, heads=6, shared=3, capacity=70, size=16, mask="boolean", rotated=True, normed=False, device=None,
+    dtype=None,
+):  # fmt: skip
     torch.manual_seed(0)
 
     def new(*shape):
@@ -34,13 +37,17 @@ def inputs(batch=2, heads=6, shared=3, capacity=70, size=16, mask="boolean", rot
     if rotated:
         angles = new(batch, 1, 1, size // 2).repeat(1, 1, 1, 2)
         found += [angles.cos(), angles.sin()]
-    return FusedDecodeAttention(size**-0.5, mask != "none", rotated), found
+    norms = [FusedRMSNorm(size, 1e-2, offset=0.5, device=device, dtype=dtype) for _ in range(2)] if normed else []
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.uniform_(0, 2)
+    return FusedDecodeAttention(size**-0.5, mask != "none", rotated, norms=norms), found
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_strategy_is_as_accurate_as_the_composition(mask, dtype, device):
-    module, given = inputs(mask=mask, device=device, dtype=dtype)
+    module, given = inputs(mask=mask, normed=mask in ("boolean", "added"), device=device, dtype=dtype)
     names = check_strategies(module, *given)
     half = dtype in (torch.float16, torch.bfloat16)
     assert names == (["kernel"] if device.type == "cuda" else [] if half else ["sdpa"]) + ["composition"]
@@ -61,8 +68,29 @@ OF_KERNELS = [
 @pytest.mark.parametrize("sizes", [*SMALL, *(pytest.param(each, marks=pytest.mark.cuda) for each in OF_KERNELS)])
 def test_sizes(sizes, device):
     for dtype in (torch.float32, torch.float16):
-        module, given = inputs(**sizes, device=device, dtype=dtype)
+        for normed in (False, True):
+            module, given = inputs(**sizes, normed=normed, device=device, dtype=dtype)
+            check_strategies(module, *given)
+
+
+def test_weights_of_norms_that_the_kernel_does_not_take(device):
+    for change in (lambda w: w.float(), lambda w: w.repeat_interleave(2)[::2]):
+        module, given = inputs(normed=True, device=device, dtype=torch.bfloat16)
+        for norm in module.norms:
+            norm.weight = change(norm.weight.data)
         check_strategies(module, *given)
+
+
+def test_norms_that_differ_are_refused():
+    for norms in (
+        (FusedRMSNorm(16), FusedRMSNorm(16, eps=1e-5)),
+        (FusedRMSNorm(16), FusedRMSNorm(16, elementwise_affine=False)),
+        (FusedRMSNorm((1, 16)), FusedRMSNorm((1, 16))),
+        (FusedRMSNorm(16, activation="silu"), FusedRMSNorm(16, activation="silu")),
+        (FusedRMSNorm(16),),
+    ):
+        with pytest.raises(ValueError, match="cannot run in one launch"):
+            FusedDecodeAttention(1.0, norms=norms)
 
 
 def test_the_caches_are_written_in_place_where_that_is_asked_for(device):
@@ -117,4 +145,4 @@ def test_what_does_not_fit_is_one_clear_line(change):
     ][change]
     wrong(given)
     with pytest.raises(RuntimeError, match="kfconvert::decode_attention_: "):
-        torch.ops.kfconvert.decode_attention_(*given, None, None, 1.0)
+        torch.ops.kfconvert.decode_attention_(*given, None, None, None, None, 0.0, 0.0, 1.0)

@@ -15,14 +15,14 @@ WORDS = (1, 7, 64, 4099, 50257)
 class State:
     """What a step reads and writes; ``length`` tokens of each row are there."""
 
-    def __init__(self, rows, device, length=3, finished=(), has_ids=True):
+    def __init__(self, rows, device, length=3, finished=(), has_ids=True, parts=4):
         new = dict(device=device, dtype=torch.long)
         self.sequences = torch.arange(rows * 8, **new).view(rows, 8)
         self.length, self.least = torch.tensor([length], **new), torch.tensor([5], **new)
         self.finished = torch.tensor([row in finished for row in range(rows)], device=device)
         self.inputs, self.position = torch.zeros(rows, 1, **new), torch.tensor(length - 1, **new)
         self.ids = torch.full((rows, 1), length - 1, **new) if has_ids else None
-        self.scratch = torch.zeros(rows + 1, **new)
+        self.scratch = torch.zeros(2 * rows * parts + 1, **new)
 
     def step(self, scores, held_back=None, ends=None, pad=9):
         next_token_(
@@ -72,7 +72,9 @@ def test_the_largest_score_is_taken(dtype, device):
     for rows in (1, 3, 17):
         for words in WORDS:
             check(torch.randn(rows, words, device=device).to(dtype), device, has_ids=rows != 3)
-            check(torch.randint(3, (rows, words), device=device).to(dtype), device)  # many are equal
+            for parts in (1, 40):
+                # Many are equal.
+                check(torch.randint(3, (rows, words), device=device).to(dtype), device, parts=parts)
 
 
 def test_values_that_are_not_finite(device):

@@ -235,6 +235,10 @@ struct DecodeAttention {
   const void* mask;         // (batch, heads, capacity), boolean where true is seen, or added; or null
   const void* cos;          // (batch, size), or null where q and k are not to be rotated as in Rope; as sin
   const void* sin;
+  const void* q_norm;  // (size): weight of an RMS norm before the rotation, or null; as k_norm
+  const void* k_norm;
+  double eps;
+  double offset;  // of the weights of the norms
   int64_t q_strides[2];
   int64_t k_strides[2];
   int64_t v_strides[2];
@@ -271,14 +275,15 @@ struct NextToken {
   int64_t* inputs;        // (rows): gets the tokens
   int64_t* position;      // counts on
   int64_t* position_ids;  // (rows) or null: count on
-  int64_t* scratch;       // (rows + 1), the last of which is 0 before and after
+  int64_t* scratch;       // (2 * rows * parts + 1), the last of which is 0 before and after
   int64_t score_stride;   // of rows
   int64_t rows;
   int64_t words;
   int64_t width;
   int64_t end_count;
   int64_t pad;
-  DType dtype;  // of scores
+  int64_t parts;  // so many blocks read a row, at most
+  DType dtype;    // of scores
 };
 
 // What is added up, of x and other. The numbers are those of kfconvert/ops/standalone/reduce.py, which has no identity.

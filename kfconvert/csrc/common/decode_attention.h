@@ -27,11 +27,18 @@ inline void check_angles_of_step(const char* op, const char* name, const Tensor&
   KFC_CHECK(fits && t.stride(3) == 1, op, name, " has shape ", shape_text(t), ", expected one row of ", q.size(3));
 }
 
+inline void check_norm_of_heads(const char* op, const char* name, const Tensor& q, const Tensor& t) {
+  check_same_options(op, name, options_of(q), t);
+  KFC_CHECK(t.dim() == 1 && t.size(0) == q.size(3) && t.is_contiguous(), op, name, " has shape ", shape_text(t),
+            ", expected ", shape_text({q.size(3)}));
+}
+
 // Writes k and v to their place in `keys` and `values`, and returns the attention of q.
 template <class Backend>
 Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& keys, const Tensor& values,
                          const Tensor& position, const OptionalTensor& mask, const OptionalTensor& cos,
-                         const OptionalTensor& sin, double scale) {
+                         const OptionalTensor& sin, const OptionalTensor& q_norm, const OptionalTensor& k_norm,
+                         double eps, double offset, double scale) {
   const char* op = "decode_attention_";
   DecodeAttention a{};
   a.dtype = dtype_of(op, options_of(q));
@@ -58,6 +65,11 @@ Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, cons
     check_angles_of_step(op, "sin", q, *sin);
     a.cos_stride = cos->size(0) > 1 ? cos->stride(0) : 0;
     a.sin_stride = sin->size(0) > 1 ? sin->stride(0) : 0;
+  }
+  KFC_CHECK(q_norm.has_value() == k_norm.has_value(), op, "q_norm and k_norm belong together");
+  if (q_norm) {
+    check_norm_of_heads(op, "q_norm", q, *q_norm);
+    check_norm_of_heads(op, "k_norm", q, *k_norm);
   }
   if (mask) {
     const Options options = options_of(*mask);
@@ -86,6 +98,10 @@ Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, cons
   a.mask = data_or_null(mask);
   a.cos = data_or_null(cos);
   a.sin = data_or_null(sin);
+  a.q_norm = data_or_null(q_norm);
+  a.k_norm = data_or_null(k_norm);
+  a.eps = eps;
+  a.offset = offset;
   const Tensor y = empty(options_of(q), {a.batch, a.heads, 1, a.size});
   a.y = y.mutable_data_ptr();
   if (y.numel() == 0 || a.capacity == 0) return y;

@@ -41,7 +41,9 @@ void next_token_(const Tensor& scores, const OptionalTensor& held_back, const Te
   check_counts(op, "finished", scores, finished, boolean, a.rows);
   check_counts(op, "inputs", scores, inputs, whole, a.rows);
   check_counts(op, "position", scores, position, whole, 1);
-  check_counts(op, "scratch", scores, scratch, whole, a.rows + 1);
+  a.parts = (scratch.numel() - 1) / (2 * a.rows);
+  KFC_CHECK(a.parts > 0, op, "scratch has ", scratch.numel(), " numbers, expected ", 2 * a.rows + 1, " or more");
+  check_counts(op, "scratch", scores, scratch, whole, 2 * a.rows * a.parts + 1);
   const auto counts = [](const Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); };
   a.scores = scores.const_data_ptr();
   a.held_back = held_back ? static_cast<const bool*>(held_back->const_data_ptr()) : nullptr;

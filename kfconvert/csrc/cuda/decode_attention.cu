@@ -1,10 +1,10 @@
-// One step of attention over a cache of keys and values (flash decoding, Dao et al. 2023): rotation of q and k, the
-// writes to the cache, scores, softmax and weighted sum in one launch
+// One step of attention over a cache of keys and values (flash decoding, Dao et al. 2023): RMS norms and rotation of q
+// and k, the writes to the cache, scores, softmax and weighted sum in one launch
 //   q, y: (batch, heads, size);  keys, values: (batch, heads / sharing, capacity, size)
 //
 // Limited by memory bandwidth, for short caches by latency. A block takes HEADS heads of queries that share one of
 // keys, and reads its keys and values once for all of them, 16 bytes a lane; places that the mask hides are not read.
-// LANES neighbouring lanes take a place, each with running sums of its own, which are put together at the end.
+// LANES neighbouring lanes take a place. Each has running sums, which are put together at the end.
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -67,16 +67,6 @@ __device__ __forceinline__ void join_lanes(Sums<A, N>& sums, int offset) {
   }
 }
 
-// Column `col` of x, rotated where there are angles.
-template <class T, class A = typename Accumulate<T>::type>
-__device__ __forceinline__ A rotated(const T* x, int col, int64_t size, const T* cos, const T* sin) {
-  const A own = widen(x[col]);
-  if (cos == nullptr) return own;
-  const int half = static_cast<int>(size / 2);
-  const A pair = col < half ? -static_cast<A>(widen(x[col + half])) : static_cast<A>(widen(x[col - half]));
-  return own * static_cast<A>(widen(cos[col])) + pair * static_cast<A>(widen(sin[col]));
-}
-
 // The mask of one batch and head.
 template <class T>
 struct StepMask {
@@ -101,16 +91,36 @@ struct StepMask {
   }
 };
 
+// Requests the first filled places from `begin` on, a line of keys and of values for each thread. `position` may be the
+// one of the step before.
+template <class T>
+__device__ __forceinline__ void prefetch_places(const DecodeAttention& a, const T* keys, const T* values, int64_t begin,
+                                                int64_t end, int64_t position) {
+  constexpr int kLine = 128 / sizeof(T);
+  const int lines = (static_cast<int>(a.size) + kLine - 1) / kLine;
+  const int64_t place = begin + threadIdx.x / lines;
+  const int col = threadIdx.x % lines * kLine;
+  if (place >= end || place >= position) return;
+  prefetch(keys + place * a.key_strides[2] + col);
+  prefetch(values + place * a.value_strides[2] + col);
+}
+
 // STEPS: so many places of a lane are loaded before the first is used.
 template <class T, int LANES, int HEADS, int STEPS, int THREADS>
-__global__ void __launch_bounds__(THREADS) decode_attention_kernel(const __grid_constant__ DecodeAttention a) {
-  wait_for_previous_kernel();
+__global__ void __launch_bounds__(THREADS, THREADS == kThreadsOfStep && HEADS < 8 ? 2 : 1)
+    decode_attention_kernel(const __grid_constant__ DecodeAttention a) {
+  start_next_kernel();
   using A = typename Accumulate<T>::type;
   using M = typename MathFor<T>::type;
   constexpr int N = kPackBytes / sizeof(T);
   constexpr int kWidth = LANES * N;
   constexpr int kWarps = THREADS / 32;
-  constexpr int kPlaces = THREADS / LANES;  // at a time
+  constexpr int kPlaces = THREADS / LANES;                             // at a time
+  constexpr int kRows = 1 + HEADS;                                     // k and the queries
+  constexpr int kElements = (kRows * kWidth + THREADS - 1) / THREADS;  // of these rows, for a thread
+  constexpr int kGroup = kWidth < 32 ? kWidth : 32;
+  __shared__ A rows[kRows * kWidth];  // times the weights of their norms
+  __shared__ A squares[kRows * kWidth / kGroup];
   __shared__ A queries[HEADS][kWidth];
   __shared__ alignas(kPackBytes) T new_key[kWidth];
   __shared__ alignas(kPackBytes) T new_value[kWidth];
@@ -125,65 +135,34 @@ __global__ void __launch_bounds__(THREADS) decode_attention_kernel(const __grid_
   const int64_t batch = blockIdx.x / groups / key_heads;
   const int64_t first_head = key_head * a.sharing + group * HEADS;
   const int heads = static_cast<int>(a.sharing - group * HEADS < HEADS ? a.sharing - group * HEADS : HEADS);
-  const int64_t position = *a.position;
   const T* cos = a.cos == nullptr ? nullptr : static_cast<const T*>(a.cos) + batch * a.cos_stride;
   const T* sin = a.sin == nullptr ? nullptr : static_cast<const T*>(a.sin) + batch * a.sin_stride;
   T* keys = static_cast<T*>(a.keys) + batch * a.key_strides[0] + key_head * a.key_strides[1];
   T* cached = static_cast<T*>(a.values) + batch * a.value_strides[0] + key_head * a.value_strides[1];
-
-  // Every block has the key and the value of the step at hand, and one of them puts them into the cache. A place that
-  // the cache does not have is not written to.
-  const bool writes = group == 0 && blockIdx.y == 0 && position >= 0 && position < a.capacity;
-  const T* k = static_cast<const T*>(a.k) + batch * a.k_strides[0] + key_head * a.k_strides[1];
-  const T* v = static_cast<const T*>(a.v) + batch * a.v_strides[0] + key_head * a.v_strides[1];
-  // Other warps take the queries meanwhile: what each of them waits for is on its way at once.
-  for (int i = threadIdx.x; i < (1 + HEADS) * kWidth; i += THREADS) {
-    const int head = i / kWidth - 1;
-    const int col = i % kWidth;
-    const bool inside = head < heads && col < a.size;
-    if (head >= 0) {
-      const T* q = static_cast<const T*>(a.q) + batch * a.q_strides[0] + (first_head + head) * a.q_strides[1];
-      queries[head][col] = inside ? rotated(q, col, a.size, cos, sin) * static_cast<A>(a.scale) : A(0);
-      continue;
-    }
-    const T value = inside ? v[col] : T(0.0f);
-    const T key = inside ? narrow<T>(rotated(k, col, a.size, cos, sin)) : T(0.0f);
-    new_key[col] = key;
-    new_value[col] = value;
-    if (inside && writes) {
-      keys[position * a.key_strides[2] + col] = key;
-      cached[position * a.value_strides[2] + col] = value;
-    }
-  }
-  __syncthreads();
-
-  const int col = threadIdx.x % LANES * N;
-  A query[HEADS][N];
-  Sums<A, N> sums[HEADS];
-#pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) query[h][j] = queries[h][col + j];
-  }
-  // Heads beyond the last use the mask of the last.
-  const bool own_masks = a.mask_strides[1] != 0;
   const int64_t part = (a.capacity + a.parts - 1) / a.parts;
   const int64_t begin = blockIdx.y * part;
   const int64_t end = begin + part < a.capacity ? begin + part : a.capacity;
+  // May be the position of the step before, and decides only what is requested early.
+  const int64_t filled = __ldcg(reinterpret_cast<const long long*>(a.position));
+  prefetch_places(a, keys, cached, begin, end, filled);
+  wait_for_previous_kernel();
+
+  // The places of an iteration, up to `known`. Heads beyond the last use the mask of the last.
   using P = Pack<T, N>;
-  for (int64_t first = begin; first < end; first += kPlaces * STEPS) {
-    A added[STEPS][HEADS];
-    Word<P> key[STEPS] = {};
-    Word<P> value[STEPS] = {};
-    const auto place_of = [&](int step) { return first + step * kPlaces + threadIdx.x / LANES; };
-    const auto load = [&](int step, int64_t place) {
-      const bool is_new = place == position;
-      key[step] = load_word<P>(is_new ? new_key + col : keys + place * a.key_strides[2] + col);
-      value[step] = load_word<P>(is_new ? new_value + col : cached + place * a.value_strides[2] + col);
-    };
+  const int col = threadIdx.x % LANES * N;
+  const bool own_masks = a.mask_strides[1] != 0;
+  A added[STEPS][HEADS];
+  Word<P> key[STEPS];
+  Word<P> value[STEPS];
+  const auto place_of = [&](int64_t first, int step) { return first + step * kPlaces + threadIdx.x / LANES; };
+  const auto load = [&](int step, int64_t place) {
+    key[step] = load_word<P>(keys + place * a.key_strides[2] + col);
+    value[step] = load_word<P>(cached + place * a.value_strides[2] + col);
+  };
+  const auto load_places = [&](int64_t first, int64_t known) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      const int64_t place = place_of(step);
+      const int64_t place = place_of(first, step);
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
         if (h == 0 || own_masks) {
@@ -194,16 +173,103 @@ __global__ void __launch_bounds__(THREADS) decode_attention_kernel(const __grid_
         }
       }
       // What is filled comes at once, whether or not the mask will show it.
-      if (place < end && place <= position && col < a.size) load(step, place);
+      key[step] = value[step] = Word<P>{};
+      if (place < end && place <= known && col < a.size) load(step, place);
     }
+  };
+
+  // All that the block reads first is on its way at once: k, v, the queries, angles, and places of the cache. With many
+  // heads there are no registers for it, and each block has more to do.
+  constexpr bool kEarly = HEADS <= 2;
+  if (kEarly) load_places(begin, filled);
+  const int64_t position = *a.position;
+  const T* k = static_cast<const T*>(a.k) + batch * a.k_strides[0] + key_head * a.k_strides[1];
+  const T* q = static_cast<const T*>(a.q) + batch * a.q_strides[0] + first_head * a.q_strides[1];
+  const T* v = static_cast<const T*>(a.v) + batch * a.v_strides[0] + key_head * a.v_strides[1];
+  const bool has_norms = a.q_norm != nullptr;
+  const T v_of_thread = threadIdx.x < a.size ? v[threadIdx.x] : T(0.0f);
+  A cosine[kElements];
+  A sine[kElements];
+#pragma unroll
+  for (int n = 0; n < kElements; ++n) {
+    const int i = threadIdx.x + n * THREADS;
+    const int row = i / kWidth;
+    const int at = i % kWidth;
+    const bool inside = row <= heads && at < a.size;
+    const bool turns = inside && cos != nullptr;
+    const T* from = row == 0 ? k : q + (row - 1) * a.q_strides[1];
+    const T* norm = static_cast<const T*>(row == 0 ? a.k_norm : a.q_norm);
+    const A x = inside ? static_cast<A>(widen(from[at])) : A(0);
+    const A factor = inside && has_norms ? static_cast<A>(a.offset) + static_cast<A>(widen(norm[at])) : A(1);
+    cosine[n] = turns ? static_cast<A>(widen(cos[at])) : A(1);
+    sine[n] = turns ? static_cast<A>(widen(sin[at])) : A(0);
+    if (i < kRows * kWidth) rows[i] = x * factor;
+    if (has_norms) {
+      A square[1] = {x * x};
+      lane_sums<kGroup>(square);
+      if (i < kRows * kWidth && i % kGroup == 0) squares[i / kGroup] = square[0];
+    }
+  }
+  __syncthreads();
+
+  // Every block has the key and the value of the step at hand, and one of them puts them into the cache. A place that
+  // the cache does not have is not written to.
+  const bool writes = group == 0 && blockIdx.y == 0 && position >= 0 && position < a.capacity;
+#pragma unroll
+  for (int n = 0; n < kElements; ++n) {
+    const int i = threadIdx.x + n * THREADS;
+    const int row = i / kWidth;
+    const int at = i % kWidth;
+    if (i >= kRows * kWidth) break;
+    A x = rows[i];
+    if (cos != nullptr && at < a.size) {
+      const int half = static_cast<int>(a.size / 2);
+      x = x * cosine[n] + (at < half ? -rows[i + half] : rows[i - half]) * sine[n];
+    }
+    if (has_norms) {
+      A square = 0;
+#pragma unroll
+      for (int j = 0; j < kWidth / kGroup; ++j) square += squares[row * (kWidth / kGroup) + j];
+      x *= rsqrt(square / static_cast<A>(a.size) + static_cast<A>(a.eps));
+    }
+    if (row > 0) {
+      queries[row - 1][at] = x * static_cast<A>(a.scale);
+      continue;
+    }
+    const T rounded = narrow<T>(x);
+    new_key[at] = rounded;
+    new_value[at] = v_of_thread;
+    if (writes && at < a.size) {
+      keys[position * a.key_strides[2] + at] = rounded;
+      cached[position * a.value_strides[2] + at] = v_of_thread;
+    }
+  }
+  __syncthreads();
+
+  A query[HEADS][N];
+  Sums<A, N> sums[HEADS];
+#pragma unroll
+  for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) query[h][j] = queries[h][col + j];
+  }
+  int64_t known = filled;
+  for (int64_t first = begin; first < end; first += kPlaces * STEPS) {
+    if (!kEarly || first != begin) load_places(first, known = position);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      const int64_t place = place_of(step);
+      const int64_t place = place_of(first, step);
       bool seen = false;
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) seen = seen || added[step][h] != -INFINITY;
-      if (seen && place > position && col < a.size) load(step, place);
-      if (!seen) key[step] = value[step] = Word<P>{};
+      if (!seen) {
+        key[step] = value[step] = Word<P>{};
+      } else if (place == position) {
+        key[step] = load_word<P>(new_key + col);
+        value[step] = load_word<P>(new_value + col);
+      } else if (place > known && col < a.size) {
+        load(step, place);
+      }
     }
     A scores[STEPS][HEADS] = {};
 #pragma unroll

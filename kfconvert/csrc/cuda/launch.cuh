@@ -21,6 +21,19 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
+// Before wait_for_previous_kernel, for kernels that do something before they wait.
+__device__ __forceinline__ void start_next_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Requests a line of memory for the second-level cache. This reads nothing, so that kernels ahead may still write to
+// it.
+__device__ __forceinline__ void prefetch(const void* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(line)));
+}
+
 // An attribute of the current device, which every launch asks for: remembered for the first devices of a machine.
 template <cudaDeviceAttr attribute>
 int device_attribute() {

@@ -2,8 +2,8 @@
 // up, with all that is counted on
 //   token[r] = argmax(scores[r, :]);  sequences[r, length] = inputs[r] = token[r]
 //
-// Limited by latency: in separate operators it is some twenty launches. A block reads the scores of a row; the last
-// block to be done does what concerns all rows.
+// Limited by latency: separate operators are about twenty launches. Several blocks read the scores of a row. The last
+// block puts their choices together, with a warp for each row.
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -45,16 +45,11 @@ __device__ __forceinline__ Choice<A> best_of_warp(Choice<A> best) {
   return best;
 }
 
-template <class T, int N>
-__global__ void __launch_bounds__(kThreadsOfChoice) next_token_kernel(const __grid_constant__ NextToken a) {
-  wait_for_previous_kernel();
-  using A = typename Accumulate<T>::type;
-  __shared__ Choice<A> found[kWarpsOfChoice];
-  __shared__ bool is_last;
-  const int64_t row = blockIdx.x;
+// Of the words from `first` on, each `step`-th.
+template <class T, int N, class A>
+__device__ __forceinline__ Choice<A> best_of_words(const NextToken& a, int64_t row, int64_t first, int64_t step) {
   const T* scores = static_cast<const T*>(a.scores) + row * a.score_stride;
   const bool* held_back = a.held_back != nullptr && *a.length < *a.least ? a.held_back : nullptr;
-
   Choice<A> best{-INFINITY, INT64_MAX};
   const auto look = [&](T score, int64_t word) {
     const bool holds = held_back != nullptr && held_back[word];
@@ -62,7 +57,7 @@ __global__ void __launch_bounds__(kThreadsOfChoice) next_token_kernel(const __gr
   };
   const int64_t packs = a.words / N;
 #pragma unroll 4
-  for (int64_t pack = threadIdx.x; pack < packs; pack += kThreadsOfChoice) {
+  for (int64_t pack = first; pack < packs; pack += step) {
     alignas(N * sizeof(T)) T several[N];
     if constexpr (N == 1) {
       several[0] = scores[pack];
@@ -72,19 +67,38 @@ __global__ void __launch_bounds__(kThreadsOfChoice) next_token_kernel(const __gr
 #pragma unroll
     for (int j = 0; j < N; ++j) look(several[j], pack * N + j);
   }
-  const int64_t rest = packs * N + threadIdx.x;
+  const int64_t rest = packs * N + first;
   if (rest < a.words) look(scores[rest], rest);
+  return best;
+}
 
+template <class T, int N>
+__global__ void __launch_bounds__(kThreadsOfChoice) next_token_kernel(const __grid_constant__ NextToken a) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  __shared__ Choice<A> found[kWarpsOfChoice];
+  __shared__ bool is_last;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const auto parts = static_cast<int>(gridDim.y);
+  A* scores = reinterpret_cast<A*>(a.scratch);  // a number in the room of an integer
+  int64_t* words = a.scratch + a.rows * parts;
+  constexpr int kApart = sizeof(int64_t) / sizeof(A);
+
+  Choice<A> best = best_of_words<T, N, A>(a, blockIdx.x, blockIdx.y * kThreadsOfChoice + threadIdx.x,
+                                          static_cast<int64_t>(parts) * kThreadsOfChoice);
   best = best_of_warp(best);
-  if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = best;
+  if (lane == 0) found[warp] = best;
   __syncthreads();
-  if (threadIdx.x < 32) {
-    best = best_of_warp(found[threadIdx.x]);
-    if (threadIdx.x == 0) {
-      a.scratch[row] = best.word;
+  if (warp == 0) {
+    best = best_of_warp(found[lane]);
+    if (lane == 0) {
+      const int64_t at = static_cast<int64_t>(blockIdx.x) * parts + blockIdx.y;
+      scores[at * kApart] = best.score;
+      words[at] = best.word;
       __threadfence();
-      auto* done = reinterpret_cast<unsigned long long*>(a.scratch + a.rows);
-      is_last = atomicAdd(done, 1ull) == static_cast<unsigned long long>(a.rows - 1);
+      auto* done = reinterpret_cast<unsigned long long*>(a.scratch + 2 * a.rows * a.parts);
+      is_last = atomicAdd(done, 1ull) == static_cast<unsigned long long>(a.rows * parts - 1);
       __threadfence();
     }
   }
@@ -94,9 +108,16 @@ __global__ void __launch_bounds__(kThreadsOfChoice) next_token_kernel(const __gr
   const int64_t length = *a.length;
   const bool ends = a.ends != nullptr;
   bool all_finished = true;
-  for (int64_t r = threadIdx.x; r < a.rows; r += kThreadsOfChoice) {
+  for (int64_t r = warp; r < a.rows; r += kWarpsOfChoice) {
+    best = {-INFINITY, INT64_MAX};
+    for (int part = lane; part < parts; part += 32) {
+      const int64_t at = r * parts + part;
+      take_better(best, {__ldcg(scores + at * kApart), __ldcg(reinterpret_cast<const long long*>(words + at))});
+    }
+    best = best_of_warp(best);
+    if (lane != 0) continue;
     const bool finished = a.finished[r];
-    const int64_t token = ends && finished ? a.pad : __ldcg(reinterpret_cast<const long long*>(a.scratch + r));
+    const int64_t token = ends && finished ? a.pad : best.word;
     if (length >= 0 && length < a.width) a.sequences[r * a.width + length] = token;
     a.inputs[r] = token;
     if (a.position_ids != nullptr) a.position_ids[r] += 1;
@@ -109,7 +130,7 @@ __global__ void __launch_bounds__(kThreadsOfChoice) next_token_kernel(const __gr
   if (threadIdx.x == 0) {
     if (!ends || !all_finished) *a.length = length + 1;
     *a.position += 1;
-    a.scratch[a.rows] = 0;
+    a.scratch[2 * a.rows * a.parts] = 0;
   }
 }
 
@@ -120,7 +141,9 @@ void launch(const NextToken& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
   const bool aligned =
       reinterpret_cast<uintptr_t>(a.scores) % kPackBytes == 0 && (a.rows == 1 || a.score_stride % N == 0);
-  const auto blocks = static_cast<unsigned>(a.rows);
+  // A block for each pack of its threads, if there are so many parts.
+  const int64_t filled = blocks_of(a.words, (aligned ? N : 1) * static_cast<int64_t>(kThreadsOfChoice));
+  const dim3 blocks(static_cast<unsigned>(a.rows), static_cast<unsigned>(filled < a.parts ? filled : a.parts));
   if (aligned) {
     launch_overlapped(next_token_kernel<T, N>, blocks, kThreadsOfChoice, stream, a);
   } else {

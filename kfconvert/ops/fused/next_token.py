@@ -25,11 +25,13 @@ def _check(scores, held_back, least, ends, pad, sequences, length, finished, inp
         ("inputs", inputs, (rows, 1), torch.long),
         ("position", position, (), torch.long),
         ("position_ids", position_ids, (rows, 1), torch.long),
-        ("scratch", scratch, (rows + 1,), torch.long),
+        ("scratch", scratch, None, torch.long),
     ):
         if tensor is not None:
             fits = tensor.dtype == dtype and shape in (None, tuple(tensor.shape))
             require(fits, operator, f"{name} must have dtype {dtype} and shape {shape}")
+    parts, odd = divmod(scratch.numel() - 1, 2 * rows)
+    require(parts > 0 and odd == 0, operator, "scratch must have 2 * rows * parts + 1 elements")
 
 
 def _compose(scores, held_back, least, ends, pad, sequences, length, finished, inputs, position, position_ids, scratch):
@@ -54,8 +56,8 @@ def _compose(scores, held_back, least, ends, pad, sequences, length, finished, i
 # shape (1,). ends: int64 (any,), tokens that set finished, boolean (rows,), of a row, which then gets pad; None or
 # empty if only the length ends rows. sequences: int64 (rows, width), receives the tokens in column length, which is
 # incremented unless all rows had finished. inputs: int64 (rows, 1), receives the tokens too. position, int64 of shape
-# (), and position_ids (rows, 1) are incremented. scratch: int64 (rows + 1,), initially zeros. Of equal scores the first
-# word wins, and NaN is larger than all numbers.
+# (), and position_ids (rows, 1) are incremented. scratch: int64 (2 * rows * parts + 1,), initially zeros; up to parts
+# blocks of a kernel read a row. Of equal scores the first word wins, and NaN is larger than all numbers.
 next_token_ = define(
     "next_token_(Tensor scores, Tensor? held_back, Tensor least, Tensor? ends, int pad, Tensor(a!) sequences, "
     "Tensor(b!) length, Tensor(c!) finished, Tensor(d!) inputs, Tensor(e!) position, Tensor(f!)? position_ids, "
