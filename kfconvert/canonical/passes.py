@@ -35,6 +35,7 @@ from .contiguous import drop_kept_contiguous, lies_in_output
 from .filled_tensors import spell_filled_tensors
 from .masks import drop_true_masks, drop_zero_masks
 from .products import scale_queries, spell_products
+from .query_scales import fold_query_scales
 from .repeated_heads import share_heads
 from .views import mark_views, views_to_reshapes
 
@@ -333,5 +334,6 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     spell_causal_masks,
     share_heads,
     drop_zero_masks,
+    fold_query_scales,
     spell_activations,
 )

@@ -29,6 +29,7 @@ from ..runtime import Program
 from .computed_once import compute_once
 from .joined_calls import Join, join_calls
 from .pattern import Replacement
+from .shared_calls import share_calls
 from .site import Site
 
 
@@ -46,7 +47,7 @@ def rewrite(
     views among them, are then converted back to the original memory layout. In-place written values are converted if
     their layout decides whether a write reaches them: a reshape is a view of a contiguous image but copies a
     channels-last one.
-    ``once``: what depends on weights alone is computed once, see ``compute_once``.
+    ``once``: what depends on weights alone is computed once, see ``compute_once``, and equal calls are one call.
     ``join``: returns one module for norms and their only reader, see ``join_calls``.
     """
     graph = fx.Graph()
@@ -75,6 +76,8 @@ def rewrite(
         _write_in_place(graph, root)
     if join is not None:
         join_calls(graph, root, join)
+    if once:
+        share_calls(graph, copies, aliases)
     # A write to a distributed parameter leaves no trace in its shard.
     if once and not region.shards:
         compute_once(graph, root, copies, live, aliases)
