@@ -163,6 +163,8 @@ def _architecture(
 ) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
+    if model is not None and not callable(model):
+        raise ArtifactError(f"model= takes a module or a class of modules, not {type(model).__name__}")
     if model is not None:
         try:
             return model()

@@ -68,9 +68,9 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
             modified after construction, ``load`` needs ``model=``.
 
     Raises:
-        ArtifactError: ``model`` is not a converted model, its state contains other objects than plain tensors and
-            quantized weights of torchao, or it runs a user's function without an importable name. Also if ``path``
-            contains something else, or the disk is full, read-only or not permitted.
+        ArtifactError: ``model`` is not a converted model or was unpickled, its state contains other objects than plain
+            tensors and quantized weights of torchao, or it runs a user's function without an importable name. Also if
+            ``path`` contains something else, or the disk is full, read-only or not permitted.
     """
     target = folders.expanded(path)
     check_target(target)
@@ -124,6 +124,10 @@ def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any]
     if not hasattr(model, "kfconvert_info"):
         raise ArtifactError(f"this {type(model).__name__} is not a converted model")
     info: Any = model.kfconvert_info
+    if any(forward.was_pickled for forward in info.__self__.guarded.values()):
+        raise ArtifactError(
+            f"this {type(model).__name__} was unpickled, which loses fused programs: convert the original again"
+        )
     sample = next((t for t in model.parameters() if t.is_floating_point()), None)
     statistics = json_ready({key: value for key, value in info().items() if key != "guard"})
     try:

@@ -28,7 +28,8 @@ class FusedModule(nn.Module):
     """Base of the fused modules.
 
     ``strategy``: the implementation for inference, one of :meth:`strategies`, or None for the first of them. It
-    is kept by pickling and copying. If it does not apply to the inputs, the first applicable strategy is used.
+    is kept by pickling and copying. If it does not apply to the inputs, the first applicable strategy is used, among
+    ``live_strategies`` if it is one of them.
     """
 
     # Strategies with plans that read the parameters in each call and never become stale.
@@ -93,7 +94,11 @@ class FusedModule(nn.Module):
     def choose(self, *inputs) -> str:
         """Returns the strategy of :meth:`forward` for these inputs without gradients."""
         applicable = self.strategies(*inputs)
-        return self.strategy if self.strategy in applicable else applicable[0]
+        if self.strategy in applicable:
+            return self.strategy
+        # Programs do not watch the weights of a module with a live strategy, see places().
+        is_live = self.strategy in self.live_strategies
+        return next(name for name in applicable if not is_live or name in self.live_strategies)
 
     def forward(self, *inputs: Any) -> Any:
         """Computes the module's result. See the class for shapes."""

@@ -101,7 +101,7 @@ class FusedDecodeAttention(FusedModule):
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, keys, values, position, *rest = inputs
-        if not (keys.is_contiguous() and values.is_contiguous()):
+        if not all(each.is_contiguous() and each.data_ptr() % _PACK == 0 for each in (keys, values)):
             return self.reference(*inputs)
         if not self.in_place:
             keys, values = keys.clone(), values.clone()

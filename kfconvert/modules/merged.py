@@ -81,11 +81,6 @@ class FusedMergedLinear(FusedModule):
         plans = [linear.plan(x) for linear in self.linears]
         return lambda x: tuple([plan(x) for plan in plans])
 
-    def places(self) -> list[tuple[dict, str]]:
-        """See :meth:`FusedModule.places`. "mkl" reads the biases in each call."""
-        looked_up = "bias" if self.strategy == "mkl" else None
-        return [(store, key) for store, key in super().places() if key != looked_up]
-
     def product(self) -> "MergedProduct":
         """Returns one product for all plans. A concatenated weight lives as long as a plan that reads it."""
         values = self._prepared(self.sources())

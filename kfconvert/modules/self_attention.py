@@ -25,6 +25,8 @@ class FusedSelfAttention(FusedModule):
     Strategies: as in :class:`FusedLinear`, for both layers.
     """
 
+    live_strategies = FusedLinear.live_strategies
+
     def __init__(self, in_proj: nn.Module, out_proj: nn.Module, heads: int, batch_first: bool = True):
         super().__init__()
         self.in_proj, self.out_proj = plain_linear(in_proj), plain_linear(out_proj)
@@ -57,7 +59,7 @@ class FusedSelfAttention(FusedModule):
         return lambda x: self._attended(x, first, second)
 
     def places(self) -> list[tuple[dict, str]]:
-        if self.strategy in FusedLinear.live_strategies:
+        if self.strategy in self.live_strategies:
             return []
         return [place for layer in (self.in_proj, self.out_proj) for place in layer.places()]
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pickle
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ from kfconvert.artifact import files as artifact
 from kfconvert.artifact import saving
 from kfconvert.artifact.errors import ArtifactError
 from kfconvert.artifact.schema import BUFFERS_FILE, WEIGHTS_FILE
+from kfconvert.modules import FusedLinear
 
 FILES = ["graphs.json", "kfconvert.json", "model.safetensors", "report.html"]
 
@@ -152,3 +154,35 @@ def test_buffers_of_an_artifact_that_was_replaced_are_not_read(with_positions, f
     x = torch.randn(BATCH)
     with torch.no_grad():
         torch.testing.assert_close(kfconvert.load(path, model=SmallNet())(x), original(x))
+
+
+def test_an_unpickled_model_is_not_saved_without_its_programs(fused, tmp_path):
+    with pytest.raises(ArtifactError, match="was unpickled, which loses fused programs"):
+        saving.save(pickle.loads(pickle.dumps(fused)), tmp_path / "artifact")
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_load_takes_a_module_or_its_class(saved):
+    with pytest.raises(ArtifactError, match="takes a module or a class of modules, not str"):
+        kfconvert.load(saved, model="llama")
+
+
+def test_weights_change_where_other_kernels_are_than_at_the_conversion(tmp_path, monkeypatch):
+    """The recorded strategies then do not apply, and the strategies in their place must not keep old weights."""
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512), nn.ReLU()).eval()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FusedLinear, "strategies", lambda self, x: ["kernel", "composition"])
+        model = kfconvert.auto_convert_model(make(), input_shape=(256, 512), select="all")
+    saving.save(model, tmp_path / "artifact")
+    monkeypatch.setattr("kfconvert.extension.EXTENSION_LOADED", False)
+    loaded, plain, x = kfconvert.load(tmp_path / "artifact", model=make()), make(), torch.randn(256, 512)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), plain(x))
+        for each in (loaded, plain):
+            each.load_state_dict({name: 2 * value for name, value in each.state_dict().items()})
+        torch.testing.assert_close(loaded(x), plain(x))
+    assert loaded.kfconvert_info()["guard"]["hits"] >= 2

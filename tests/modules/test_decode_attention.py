@@ -132,8 +132,17 @@ def test_a_place_that_the_cache_does_not_have_is_not_written_to(place):
     assert all(map(torch.equal, before, given[3:5]))
 
 
+@pytest.mark.parametrize("is_aligned", [True, False])
+def test_caches_without_aligned_words(is_aligned, device):
+    module, given = inputs(device=device, dtype=torch.float16)
+    numel = given[3].numel()
+    memory = torch.empty(numel + 8, device=device, dtype=torch.float16)
+    given[3] = memory[8 if is_aligned else 1 :][:numel].view_as(given[3]).copy_(given[3])
+    check_strategies(module, *given)
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("change", range(5))
+@pytest.mark.parametrize("change", range(6))
 def test_what_does_not_fit_is_one_clear_line(change):
     module, given = inputs(device="cuda", rotated=False)
     wrong = [
@@ -142,6 +151,7 @@ def test_what_does_not_fit_is_one_clear_line(change):
         lambda g: g.__setitem__(5, g[5].int()),
         lambda g: g.__setitem__(6, g[6][..., 1:]),
         lambda g: g.__setitem__(0, g[0].expand(-1, -1, 2, -1)),
+        lambda g: g.__setitem__(slice(5), [each[..., :6] for each in g[:5]]),
     ][change]
     wrong(given)
     with pytest.raises(RuntimeError, match="kfconvert::decode_attention_: "):

@@ -82,6 +82,17 @@ def replace_by_plain_tensors(module):
                 setattr(inner, name, inner._parameters[name].detach() + 1)
 
 
+@pytest.mark.parametrize("name", WITH_TENSORS)
+def test_a_live_strategy_that_does_not_apply_is_replaced_by_a_live_one(name, monkeypatch):
+    """Programs do not watch the weights of these, and the artifact may be from a machine with other kernels."""
+    module, inputs = example(name)
+    for module.strategy in module.live_strategies:
+        assert module.choose(*inputs) in module.live_strategies
+    monkeypatch.setattr(type(module), "strategies", lambda *_: ["mkl", "onednn", "merged", "composition"])
+    for module.strategy in module.live_strategies:
+        assert module.choose(*inputs) == "composition"
+
+
 @pytest.mark.parametrize("change", [write, load, swap_data, replace, replace_by_plain_tensors])
 @pytest.mark.parametrize("name", WITH_TENSORS)
 def test_follows_its_tensors(name, change, device):

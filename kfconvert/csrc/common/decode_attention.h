@@ -33,6 +33,16 @@ inline void check_norm_of_heads(const char* op, const char* name, const Tensor& 
             ", expected ", shape_text({q.size(3)}));
 }
 
+// The kernels read words of a head of a cache.
+inline void check_words(const char* op, const char* name, const Tensor& t, int64_t size_of_element) {
+  constexpr int64_t kWord = 16;
+  bool has_words = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % kWord == 0;
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    has_words = has_words && (t.size(dim) <= 1 || t.stride(dim) * size_of_element % kWord == 0);
+  }
+  KFC_CHECK(has_words, op, name, " has heads that do not consist of aligned words of 16 bytes");
+}
+
 // Writes k and v to their place in `keys` and `values`, and returns the attention of q.
 template <class Backend>
 Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& keys, const Tensor& values,
@@ -56,6 +66,13 @@ Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, cons
   check_heads(op, "v", q, v, a.batch, shared, 1, a.size);
   check_heads(op, "keys", q, keys, a.batch, shared, a.capacity, a.size);
   check_heads(op, "values", q, values, a.batch, shared, a.capacity, a.size);
+  constexpr int64_t kMostBytes = 512;  // of a head
+  const int64_t size_of_element = a.dtype == DType::f64 ? 8 : a.dtype == DType::f32 ? 4 : 2;
+  const int64_t bytes = a.size * size_of_element;
+  KFC_CHECK(bytes <= kMostBytes && bytes % 16 == 0, op, "a head has ", bytes, " bytes, expected words of 16 bytes, ",
+            kMostBytes, " at most");
+  check_words(op, "keys", keys, size_of_element);
+  check_words(op, "values", values, size_of_element);
   check_same_device(op, "position", options_of(q), options_of(position));
   KFC_CHECK(options_of(position).dtype == aoti_torch_dtype_int64() && position.numel() == 1, op,
             "position must be one number, int64");
@@ -104,7 +121,7 @@ Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, cons
   a.offset = offset;
   const Tensor y = empty(options_of(q), {a.batch, a.heads, 1, a.size});
   a.y = y.mutable_data_ptr();
-  if (y.numel() == 0 || a.capacity == 0) return y;
+  if (y.numel() == 0) return y;
   a.parts = Backend::decode_parts(a, q);
   OptionalTensor partials;
   if (a.parts > 1) {

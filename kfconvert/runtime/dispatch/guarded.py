@@ -40,7 +40,7 @@ OTHER_REASONS = "other reasons"
 IN_TRAINING = "the model is in train mode"
 # The reason for a miss of a call form without a program, because it has no fusions.
 NOTHING_FUSED = "nothing is fused in calls with these arguments"
-_PICKLED = "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
+_PICKLED = "it was pickled, which does not keep fused programs; convert it again, or use kfconvert.save instead"
 # Misses for these reasons cause no warning.
 _EXPECTED = (IN_TRAINING, NOTHING_FUSED)
 # A part is switched off once its guard has refused so many calls for their arguments, and more calls than it served.
@@ -99,7 +99,7 @@ class GuardedForward:
         self.exported: Callable[[tuple, dict[str, Any]], Any] | None = None
         # With training=True: runs calls in train mode, see ``training.CompiledForward``.
         self.training: Callable[..., tuple[bool, Any, str | None]] | None = None
-        self._was_pickled = False  # with programs, which pickles do not keep
+        self.was_pickled = False  # with programs, which pickles do not keep
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
@@ -111,7 +111,7 @@ class GuardedForward:
     @property
     def is_converted(self) -> bool:
         """Whether it has programs, or had some before it was pickled; others only run calls in train mode."""
-        return self.state is not None or self._was_pickled
+        return self.state is not None or self.was_pickled
 
     def is_alive(self) -> bool:
         """Whether its module still exists."""
@@ -259,7 +259,7 @@ class GuardedForward:
     def other_form(self) -> str:
         """The reason why no variant serves a call, where none takes its arguments."""
         if not self.variants:
-            return _PICKLED if self._was_pickled else NOTHING_FUSED
+            return _PICKLED if self.was_pickled else NOTHING_FUSED
         forms = " or ".join(dict.fromkeys(f"({', '.join(each.region.call.names)})" for each in self.variants))
         return f"the call has other arguments than {forms}"
 
@@ -338,7 +338,7 @@ class GuardedForward:
     def __getstate__(self) -> dict[str, Any]:
         # Programs depend on traced graphs, which cannot be pickled, unlike the weights and the class of the model.
         given: tuple[Any, ...] = (self.model, [], self.path, self.notices, self.graphs)
-        kept = {"own_forward": self.own_forward, "training": self.training, "_was_pickled": self.is_converted}
+        kept = {"own_forward": self.own_forward, "training": self.training, "was_pickled": self.is_converted}
         return {"given": given, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
