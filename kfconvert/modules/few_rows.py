@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..ops.fused.norm_linear import norm_linear, takes_norm_linear
+from ..ops.fused.norm_linear import RowNorm, norm_linear, takes_norm_linear
 from ..ops.fused.quantized_linear import quantized_linear
 from ..ops.fused.skinny_linear import skinny_linear
 
@@ -40,16 +40,14 @@ class FewRows(NamedTuple):
             y = skinny_linear(x, self.weights[0], self.bias, self.code, self.negative_slope, *gate)
         return self._parts(y)
 
-    def takes_norm(self, x: torch.Tensor, norm_weight: torch.Tensor) -> bool:
+    def takes_norm(self, x: torch.Tensor, norm: RowNorm) -> bool:
         """Whether :meth:`after_norm` accepts x."""
-        return takes_norm_linear(x, norm_weight, self.weights, self.scales)
+        return takes_norm_linear(x, norm, self.weights, self.scales)
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm_weight: torch.Tensor, eps: float, offset: float
-    ) -> tuple[Any, torch.Tensor]:
-        """Returns the result for the RMS norm of x + residual, by the same kernel, and the sum."""
+    def after_norm(self, x: torch.Tensor, residual: torch.Tensor | None, norm: RowNorm) -> tuple[Any, torch.Tensor]:
+        """Returns the result for the norm of x + residual, by the same kernel, and the sum."""
         product = self.weights, self.scales, self.bias, self.code, self.negative_slope, self.gated, self.gate_first
-        y, total = norm_linear(x, residual, norm_weight, eps, offset, *product)
+        y, total = norm_linear(x, residual, *norm, *product)
         return self._parts(y), total
 
     def _parts(self, y: torch.Tensor) -> Any:

@@ -31,10 +31,10 @@ X = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
 class Block(nn.Module):
     """``function`` of this module, x and the residual."""
 
-    def __init__(self, function):
+    def __init__(self, function, norm=nn.RMSNorm):
         super().__init__()
         self.function = function
-        self.norm, self.second_norm = nn.RMSNorm(16), nn.RMSNorm(16)
+        self.norm = norm(16)
         self.gate, self.up, self.down = (nn.Linear(16, 16, bias=False) for _ in range(3))
 
     def forward(self, x, residual):
@@ -74,6 +74,7 @@ def program_of(model, strategies=("kernel", "skinny"), inputs=X):
     return rewrite(region, sites, live, join=joined)
 
 
+@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
 @pytest.mark.parametrize(
     "function, count, strategies",
     [
@@ -85,9 +86,9 @@ def program_of(model, strategies=("kernel", "skinny"), inputs=X):
         (between, 0, ("kernel", "skinny")),
     ],
 )
-def test_joined(function, count, strategies):
+def test_joined(function, count, strategies, norm):
     torch.manual_seed(0)
-    model = Block(function).eval()
+    model = Block(function, norm).eval()
     with torch.no_grad():
         model.norm.weight.uniform_(0.5, 2)
         program = program_of(model, strategies)
@@ -125,7 +126,7 @@ class Heads(nn.Module):
         (Heads(nn.RMSNorm(8)), ("composition", "kernel"), 0),
         (Heads(nn.RMSNorm(8, eps=0.1)), ("kernel", "kernel"), 0),
         (Heads(nn.Identity()), ("kernel", "kernel"), 0),
-        (Heads(nn.RMSNorm(8), lambda q: q * 2), ("kernel", "kernel"), 0),
+        (Heads(nn.RMSNorm(8), lambda q: q.relu()), ("kernel", "kernel"), 0),
         (Heads(nn.RMSNorm(8), lambda q: q + q.sum()), ("kernel", "kernel"), 0),
     ],
 )
@@ -152,7 +153,8 @@ def test_norms_of_heads_are_joined_with_attention(model, strategies, count):
         (FusedRMSNorm(16, activation="silu"), FusedLinear(16, 8)),
         (FusedRMSNorm(16, elementwise_affine=False), FusedLinear(16, 8)),
         (FusedRMSNorm((2, 16)), FusedLinear(16, 8)),
-        (FusedLayerNorm(16), FusedLinear(16, 8)),
+        (FusedLayerNorm(16, activation="silu"), FusedLinear(16, 8)),
+        (FusedLayerNorm(16, elementwise_affine=False), FusedLinear(16, 8)),
         (FusedRMSNorm(16), FusedLinearScale.from_tensors(torch.ones(8, 16), None, torch.ones(8))),
         (FusedRMSNorm(16), FusedRMSNorm(16)),
     ],

@@ -118,6 +118,13 @@ def norm_linear(cls):
         return F.leaky_relu(layer(F.rms_norm(x, (16,), OFFSET + norm.weight, EPS)), SLOPE)
 
     yield made(fused, plain, torch.randn(5, 16))
+    shifted, layer = FusedLayerNorm(16, EPS), nn.Linear(16, 8)
+    fused = cls(shifted, FusedLinear.from_linear(layer, "leaky_relu", SLOPE))
+
+    def centered(x):
+        return F.leaky_relu(layer(F.layer_norm(x, (16,), shifted.weight, shifted.bias, EPS)), SLOPE)
+
+    yield made(fused, centered, torch.randn(5, 16))
 
 
 def quantized(cls):

@@ -179,8 +179,9 @@ struct SkinnyProduct {
   const void* weights[kMostWeights - 1];
   const void* scales[kMostWeights - 1];
   int64_t starts[kMostWeights - 1];
-  const void* norm;      // (in,), or null
-  const void* residual;  // (rows, in), dense, or null
+  const void* norm;       // (in,), or null
+  const void* norm_bias;  // (in,), or null; only with `norm`
+  const void* residual;   // (rows, in), dense, or null
   void* sum;             // (rows, in), dense: s, with a residual
   double eps;
   double offset;
@@ -191,6 +192,7 @@ struct SkinnyProduct {
   int64_t weight_stride;  // of rows, whose elements lie together; of columns where it is transposed
   double slope;
   int activation;
+  bool centers;     // whether the norm subtracts the mean, as a layer norm
   bool transposed;  // the weight's columns lie together
   bool gated;
   bool gate_first;

@@ -1,18 +1,28 @@
-// Host side of norm_linear, for a backend that has kernels for products of a few rows: an RMS norm, with a residual
-// addition before it, and the linear layers that read its result, in one launch.
+// Host side of norm_linear, for a backend that has kernels for products of a few rows: an RMS or layer norm, with a
+// residual addition before it, and the linear layers that read its result, in one launch.
 #pragma once
 
 #include "quantized_linear.h"
 
 namespace kfc {
 
+// The weight or bias of a norm. It cannot be a copy, since the kernel reads it early in a graph.
+inline const void* norm_data(const char* op, const char* name, const Options& like, const Tensor& t, int64_t in) {
+  check_same_options(op, name, like, t);
+  KFC_CHECK(t.dim() == 1 && t.size(0) == in, op, name, " of the norm has another size than x");
+  const void* data = t.const_data_ptr();
+  KFC_CHECK(t.is_contiguous() && has_words(data, in), op, name, " of the norm is not contiguous and aligned");
+  return data;
+}
+
 // weights, scales: as for quantized_linear; or one weight of x's dtype, without scales, as for skinny_linear. Returns
 // y, and x + residual, which has no elements without a residual.
 template <class Backend>
 std::tuple<Tensor, Tensor> norm_linear(const Tensor& x_in, const OptionalTensor& residual_in, const Tensor& norm,
-                                       double eps, double offset, std::vector<Tensor> weights,
-                                       std::vector<Tensor> scales, const OptionalTensor& bias_in, int64_t activation,
-                                       double slope, bool gated, bool gate_first) {
+                                       const OptionalTensor& norm_bias, double eps, double offset, bool centers,
+                                       std::vector<Tensor> weights, std::vector<Tensor> scales,
+                                       const OptionalTensor& bias_in, int64_t activation, double slope, bool gated,
+                                       bool gate_first) {
   const char* op = "norm_linear";
   const Options options = options_of(x_in);
   KFC_CHECK(x_in.dim() >= 1 && !weights.empty(), op, "expected x with a dimension, and a weight");
@@ -36,14 +46,11 @@ std::tuple<Tensor, Tensor> norm_linear(const Tensor& x_in, const OptionalTensor&
   KFC_CHECK(has_kernel<Backend>(a, x_in, kSkinnyRows), op, "the kernel takes 1 to ", kSkinnyRows,
             " rows of float16 or bfloat16 elements");
   constexpr int64_t kHalf = 2;  // bytes
-  KFC_CHECK((a.rows + 1) * a.in * kHalf <= kMostHeld, op, "the kernel takes up to ", kMostHeld,
-            " bytes of x and the weight of the norm");
-  check_same_options(op, "the weight of the norm", options, norm);
-  KFC_CHECK(norm.dim() == 1 && norm.size(0) == a.in, op, "the weight of the norm has another size than x");
-  a.norm = norm.const_data_ptr();
-  // It cannot be a copy, since the kernel reads it early in a graph.
-  KFC_CHECK(norm.is_contiguous() && has_words(a.norm, a.in), op,
-            "the weight of the norm is not contiguous and aligned");
+  KFC_CHECK((a.rows + (norm_bias ? 2 : 1)) * a.in * kHalf <= kMostHeld, op, "the kernel takes up to ", kMostHeld,
+            " bytes of x, and weight and bias of the norm");
+  a.norm = norm_data(op, "weight", options, norm, a.in);
+  if (norm_bias) a.norm_bias = norm_data(op, "bias", options, *norm_bias, a.in);
+  a.centers = centers;
   a.eps = eps;
   a.offset = offset;
   const Tensor x = as_aligned(x_in);

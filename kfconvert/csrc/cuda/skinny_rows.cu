@@ -65,6 +65,10 @@ __host__ __device__ __forceinline__ int64_t bytes_of_x(const SkinnyProduct& a) {
   return 2 * a.rows * a.in <= kMostHeld ? 2 * a.rows * (a.in + kPadding) : 0;
 }
 
+__host__ __device__ __forceinline__ int64_t bytes_of_norm(const SkinnyProduct& a) {
+  return 2 * a.in * ((a.norm != nullptr ? 1 : 0) + (a.norm_bias != nullptr ? 1 : 0));
+}
+
 // Writes the rows of x to `copied`, one after the other.
 template <class T>
 __device__ __forceinline__ void copy_rows(const SkinnyProduct& a, T* copied) {
@@ -76,17 +80,28 @@ __device__ __forceinline__ void copy_rows(const SkinnyProduct& a, T* copied) {
   }
 }
 
+// The sum over the warps of what lane 0 of each has put into `of_warps`.
+__device__ __forceinline__ float total_of(const float (&of_warps)[kWarps][2 * kRows], int64_t row) {
+  float total = 0;
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) total += of_warps[k][row];
+  return total;
+}
+
 // Writes the normalized rows of x to `normed`, one after the other. s is rounded, as a model rounds it that adds first.
-// `weight`: of the norm, of which each thread has copied what it reads here.
+// `weight`, `bias`: of the norm, of which each thread has copied what it reads here; bias may be null.
 template <class T>
-__device__ __forceinline__ void normalize_rows(const SkinnyProduct& a, T* normed, const T* weight) {
+__device__ __forceinline__ void normalize_rows(const SkinnyProduct& a, T* normed, const T* weight, const T* bias) {
   constexpr int kEach = 8;
+  __shared__ float sums[kWarps][2 * kRows];
   __shared__ float squares[kWarps][2 * kRows];
   const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const float in = static_cast<float>(a.in);
   for (int64_t row = 0; row < a.rows; ++row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* residual = static_cast<const T*>(a.residual) + row * a.in;
-    float square[1] = {0};
+    float total[1] = {0};
     for (int64_t at = threadIdx.x * kEach; at < a.in; at += kThreads * kEach) {
       float values[kEach];
       load<kEach>(x + at, values);
@@ -98,26 +113,41 @@ __device__ __forceinline__ void normalize_rows(const SkinnyProduct& a, T* normed
         if (blockIdx.x == 0) store<kEach>(static_cast<T*>(a.sum) + row * a.in + at, values);
       }
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) square[0] += values[i] * values[i];
+      for (int i = 0; i < kEach; ++i) total[0] += a.centers ? values[i] : values[i] * values[i];
       store_shared(normed + row * (a.in + kPadding) + at, values);
     }
-    lane_sums<32>(square);
-    if (lane == 0) squares[threadIdx.x / 32][row] = square[0];
+    lane_sums<32>(total);
+    if (lane == 0) (a.centers ? sums : squares)[warp][row] = total[0];
   }
   __syncthreads();
+  if (a.centers) {
+    for (int64_t row = 0; row < a.rows; ++row) {
+      const float mean = total_of(sums, row) / in;
+      float square[1] = {0};
+      for (int64_t at = threadIdx.x * kEach; at < a.in; at += kThreads * kEach) {
+        float values[kEach];
+        load<kEach>(normed + row * (a.in + kPadding) + at, values);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) square[0] += (values[i] - mean) * (values[i] - mean);
+      }
+      lane_sums<32>(square);
+      if (lane == 0) squares[warp][row] = square[0];
+    }
+    __syncthreads();
+  }
   const float offset = static_cast<float>(a.offset);
   for (int64_t row = 0; row < a.rows; ++row) {
-    float total = 0;
-#pragma unroll
-    for (int k = 0; k < kWarps; ++k) total += squares[k][row];
-    const float factor = rsqrtf(total / static_cast<float>(a.in) + static_cast<float>(a.eps));
+    const float mean = a.centers ? total_of(sums, row) / in : 0.0f;
+    const float factor = rsqrtf(total_of(squares, row) / in + static_cast<float>(a.eps));
     for (int64_t at = threadIdx.x * kEach; at < a.in; at += kThreads * kEach) {
       float values[kEach];
       float factors[kEach];
+      float shifts[kEach] = {};
       load<kEach>(normed + row * (a.in + kPadding) + at, values);
       load<kEach>(weight + at, factors);
+      if (bias != nullptr) load<kEach>(bias + at, shifts);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) values[i] *= factor * (offset + factors[i]);
+      for (int i = 0; i < kEach; ++i) values[i] = (values[i] - mean) * factor * (offset + factors[i]) + shifts[i];
       store_shared(normed + row * (a.in + kPadding) + at, values);
     }
   }
@@ -189,6 +219,9 @@ __global__ void __launch_bounds__(kThreads) skinny_rows_kernel(const __grid_cons
     if (a.norm != nullptr) {
       for (int at = threadIdx.x * 8; at < in; at += kThreads * 8) {
         copy_word(shared_address(norm + at), static_cast<const T*>(a.norm) + at, true);
+        if (a.norm_bias != nullptr) {
+          copy_word(shared_address(norm + in + at), static_cast<const T*>(a.norm_bias) + at, true);
+        }
       }
     }
 #pragma unroll
@@ -200,7 +233,7 @@ __global__ void __launch_bounds__(kThreads) skinny_rows_kernel(const __grid_cons
   const bool holds = bytes_of_x(a) > 0;
   if (a.norm != nullptr) {
     wait_for_groups<DEPTH - 2>();
-    normalize_rows<T>(a, held, norm);
+    normalize_rows<T>(a, held, norm, a.norm_bias != nullptr ? norm + in : nullptr);
   } else if (holds) {
     copy_rows<T>(a, held);
     __syncthreads();
@@ -293,7 +326,7 @@ template <class T, class W, int TILES, int HEIGHT, int DEPTH>
 void launch_depth(const SkinnyProduct& a, cudaStream_t stream) {
   const int64_t tiles = blocks_of(a.out, a.gated ? HEIGHT / 2 : HEIGHT);
   const int64_t most = kBlocks * multiprocessors();
-  const int64_t bytes = DEPTH * 4 * kThreads * kPackBytes + bytes_of_x(a) + (a.norm != nullptr ? 2 * a.in : 0);
+  const int64_t bytes = DEPTH * 4 * kThreads * kPackBytes + bytes_of_x(a) + bytes_of_norm(a);
   launch_with_memory(skinny_rows_kernel<T, W, TILES, HEIGHT, DEPTH>, static_cast<unsigned>(tiles < most ? tiles : most),
                      kThreads, static_cast<int>(bytes), stream, a);
 }
