@@ -182,7 +182,7 @@ struct SkinnyProduct {
   const void* norm;       // (in,), or null
   const void* norm_bias;  // (in,), or null; only with `norm`
   const void* residual;   // (rows, in), dense, or null
-  void* sum;             // (rows, in), dense: s, with a residual
+  void* sum;              // (rows, in), dense: s, with a residual
   double eps;
   double offset;
   int64_t rows;

@@ -91,8 +91,8 @@ struct StepMask {
   }
 };
 
-// Requests the first filled places from `begin` on, a line of keys and of values for each thread. `position` may be the
-// one of the step before.
+// Requests the first filled places from `begin` on. Each thread requests a line of keys and a line of values.
+// `position` may be that of the step before.
 template <class T>
 __device__ __forceinline__ void prefetch_places(const DecodeAttention& a, const T* keys, const T* values, int64_t begin,
                                                 int64_t end, int64_t position) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, THREADS == kThreadsOfStep && HEADS < 
   const int64_t part = (a.capacity + a.parts - 1) / a.parts;
   const int64_t begin = blockIdx.y * part;
   const int64_t end = begin + part < a.capacity ? begin + part : a.capacity;
-  // May be the position of the step before, and decides only what is requested early.
+  // This may be the position of the step before. It only decides what the block requests early.
   const int64_t filled = __ldcg(reinterpret_cast<const long long*>(a.position));
   prefetch_places(a, keys, cached, begin, end, filled);
   wait_for_previous_kernel();
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(THREADS, THREADS == kThreadsOfStep && HEADS < 
     }
   };
 
-  // All that the block reads first is on its way at once: k, v, the queries, angles, and places of the cache. With many
-  // heads there are no registers for it, and each block has more to do.
+  // Loads of k, v, the queries, the angles and the first places of the cache overlap. With many heads, places would
+  // need too many registers, and each block has more to do.
   constexpr bool kEarly = HEADS <= 2;
   if (kEarly) load_places(begin, filled);
   const int64_t position = *a.position;

@@ -45,7 +45,7 @@ __device__ __forceinline__ Choice<A> best_of_warp(Choice<A> best) {
   return best;
 }
 
-// Of the words from `first` on, each `step`-th.
+// Returns the best of the words `first`, `first + step` and so on. Units are packs of words.
 template <class T, int N, class A>
 __device__ __forceinline__ Choice<A> best_of_words(const NextToken& a, int64_t row, int64_t first, int64_t step) {
   const T* scores = static_cast<const T*>(a.scores) + row * a.score_stride;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreadsOfChoice) next_token_kernel(const __gr
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const auto parts = static_cast<int>(gridDim.y);
-  A* scores = reinterpret_cast<A*>(a.scratch);  // a number in the room of an integer
+  A* scores = reinterpret_cast<A*>(a.scratch);  // each takes the memory of an integer
   int64_t* words = a.scratch + a.rows * parts;
   constexpr int kApart = sizeof(int64_t) / sizeof(A);
 
@@ -141,7 +141,7 @@ void launch(const NextToken& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
   const bool aligned =
       reinterpret_cast<uintptr_t>(a.scores) % kPackBytes == 0 && (a.rows == 1 || a.score_stride % N == 0);
-  // A block for each pack of its threads, if there are so many parts.
+  // Each thread reads one pack, if there are enough parts.
   const int64_t filled = blocks_of(a.words, (aligned ? N : 1) * static_cast<int64_t>(kThreadsOfChoice));
   const dim3 blocks(static_cast<unsigned>(a.rows), static_cast<unsigned>(filled < a.parts ? filled : a.parts));
   if (aligned) {

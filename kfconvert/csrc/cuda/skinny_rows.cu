@@ -80,7 +80,7 @@ __device__ __forceinline__ void copy_rows(const SkinnyProduct& a, T* copied) {
   }
 }
 
-// The sum over the warps of what lane 0 of each has put into `of_warps`.
+// Returns the sum of the warps' sums of `row`.
 __device__ __forceinline__ float total_of(const float (&of_warps)[kWarps][2 * kRows], int64_t row) {
   float total = 0;
 #pragma unroll
