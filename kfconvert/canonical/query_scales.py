@@ -19,17 +19,23 @@ def fold_query_scales(graph: fx.Graph) -> None:
     aliases = Aliases(graph)
     for node in graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
         scaled = node.args[0]
-        while scaled.target in _VIEWS and len(scaled.users) == 1:
+        while scaled.target in _VIEWS and _is_read_once(scaled):
             scaled = scaled.args[0]
         query, factor = _factors(scaled)
         scale = _scale(node)
-        if query is None or scale is None or len(scaled.users) > 1 or aliases.is_written(query):
+        if query is None or scale is None or not _is_read_once(scaled) or aliases.is_written(query):
             continue
         if aliases.is_written(scaled) or not _is_laid_out_alike(query, scaled):
             continue
         scaled.replace_all_uses_with(query)
         graph.erase_node(scaled)
         change_attention(node, scale=scale * factor)
+
+
+def _is_read_once(value: fx.Node) -> bool:
+    """Whether one argument of one call reads ``value``: a call may read it as the query and as the key."""
+    readers = list(value.users)
+    return len(readers) == 1 and [*readers[0].args, *readers[0].kwargs.values()].count(value) == 1
 
 
 def _factors(product: fx.Node) -> tuple[Any, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ..graph import Aliases, draws
+from ..graph import Aliases, arguments, aten, draws
 
 
 def share_calls(graph: fx.Graph, copies: dict[fx.Node, fx.Node], aliases: Aliases) -> None:
@@ -22,17 +23,34 @@ def share_calls(graph: fx.Graph, copies: dict[fx.Node, fx.Node], aliases: Aliase
     originals = {copy: node for node, copy in copies.items()}
     captured = next(iter(copies)).graph
     returned = {aliases.root(node) for node in captured.output_node().all_input_nodes}
+    changed = {aliases.root(each) for node in captured.nodes for each in _statistics(node)}
     known: dict[Any, fx.Node] = {}
+
+    def is_fixed(node: fx.Node) -> bool:
+        """Whether nothing writes to the value in place."""
+        if node not in originals:
+            # Results of fused modules, but not copies in another layout: the graph may write to these.
+            return node.op != "call_function" or node.target is operator.getitem
+        return not aliases.is_written(originals[node]) and aliases.root(originals[node]) not in changed
+
     for node in list(graph.nodes):
         original = originals.get(node)
         if original is None or aliases.root(original) in returned or not _is_pure(node):
             continue
-        if any(aliases.is_written(originals[each]) for each in (node, *node.all_input_nodes) if each in originals):
+        if not all(map(is_fixed, (node, *node.all_input_nodes))):
             continue
         first = known.setdefault(_key(node), node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+
+
+def _statistics(node: fx.Node) -> list[fx.Node]:
+    """The running statistics that a norm in train mode updates. Its schema does not declare this."""
+    if node.target not in (aten.batch_norm.default, aten.instance_norm.default):
+        return []
+    *_, mean, variance, is_training = arguments(node)[:6]
+    return [each for each in (mean, variance) if is_training and isinstance(each, fx.Node)]
 
 
 def _is_pure(node: fx.Node) -> bool:

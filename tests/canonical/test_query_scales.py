@@ -45,6 +45,18 @@ KEPT = {
 }
 
 
+class Keys(nn.Module):
+    """Attention in which the scaled queries are other arguments, too."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.view = view
+
+    def forward(self, x):
+        queries = self.view(x * 0.5)
+        return F.scaled_dot_product_attention(queries, queries, self.view(x))
+
+
 def captured(model, x):
     program = capture(model, "", ExampleCall((x,)), [{}]).plain_program()
     with torch.no_grad():
@@ -71,3 +83,10 @@ def test_other_products_are_kept(name):
     graph = captured(Heads(function, scale).eval(), torch.rand(2, 5, 16) + 0.1)
     (attention,) = graph.find_nodes(op="call_function", target=ATTENTION)
     assert attention.kwargs["scale"] == scale
+
+
+@pytest.mark.parametrize("view", [lambda q: q, lambda q: q.view(2, 5, 2, 8).transpose(1, 2)])
+def test_queries_that_are_keys_are_kept(view):
+    graph = captured(Keys(view).eval(), torch.randn(2, 5, 16))
+    (attention,) = graph.find_nodes(op="call_function", target=ATTENTION)
+    assert not attention.kwargs.get("scale")
