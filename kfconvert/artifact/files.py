@@ -163,9 +163,9 @@ def _architecture(
 ) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
-    if model is not None and not callable(model):
-        raise ArtifactError(f"model= takes a module or a class of modules, not {type(model).__name__}")
     if model is not None:
+        if not callable(model):
+            raise ArtifactError(f"model= takes a module or a class of modules, not {type(model).__name__}")
         try:
             return model()
         except TypeError as error:

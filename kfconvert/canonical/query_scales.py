@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from ..graph import Aliases, arguments, aten, fixed_size
+from ..graph import Aliases, arguments, aten, fixed_size, same_kind
 from .attention_calls import change_attention
 
 _VIEWS = (aten.reshape.default, aten.view.default, aten.transpose.int, aten.permute.default)
@@ -60,5 +60,5 @@ def _scale(attention: fx.Node) -> float | None:
 
 
 def _is_laid_out_alike(one: fx.Node, other: fx.Node) -> bool:
-    kinds = [(str(value.shape), str(value.stride()), value.dtype) for value in (one.meta["val"], other.meta["val"])]
-    return kinds[0] == kinds[1]
+    strides = [str(node.meta["val"].stride()) for node in (one, other)]
+    return same_kind(one, other) and strides[0] == strides[1]

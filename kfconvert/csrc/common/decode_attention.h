@@ -33,14 +33,12 @@ inline void check_norm_of_heads(const char* op, const char* name, const Tensor& 
             ", expected ", shape_text({q.size(3)}));
 }
 
-// The kernels read words of a head of a cache.
-inline void check_words(const char* op, const char* name, const Tensor& t, int64_t size_of_element) {
-  constexpr int64_t kWord = 16;
-  bool has_words = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % kWord == 0;
-  for (int64_t dim = 0; dim < 3; ++dim) {
-    has_words = has_words && (t.size(dim) <= 1 || t.stride(dim) * size_of_element % kWord == 0);
+inline void check_words(const char* op, const char* name, const void* data, const int64_t (&strides)[3],
+                        int64_t element) {
+  for (const int64_t stride : strides) {
+    KFC_CHECK(has_words(data, stride, element), op, name,
+              " has heads that do not consist of aligned words of 16 bytes");
   }
-  KFC_CHECK(has_words, op, name, " has heads that do not consist of aligned words of 16 bytes");
 }
 
 // Writes k and v to their place in `keys` and `values`, and returns the attention of q.
@@ -67,12 +65,10 @@ Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, cons
   check_heads(op, "keys", q, keys, a.batch, shared, a.capacity, a.size);
   check_heads(op, "values", q, values, a.batch, shared, a.capacity, a.size);
   constexpr int64_t kMostBytes = 512;  // of a head
-  const int64_t size_of_element = a.dtype == DType::f64 ? 8 : a.dtype == DType::f32 ? 4 : 2;
-  const int64_t bytes = a.size * size_of_element;
+  const int64_t element = a.dtype == DType::f64 ? 8 : a.dtype == DType::f32 ? 4 : 2;
+  const int64_t bytes = a.size * element;
   KFC_CHECK(bytes <= kMostBytes && bytes % 16 == 0, op, "a head has ", bytes, " bytes, expected words of 16 bytes, ",
             kMostBytes, " at most");
-  check_words(op, "keys", keys, size_of_element);
-  check_words(op, "values", values, size_of_element);
   check_same_device(op, "position", options_of(q), options_of(position));
   KFC_CHECK(options_of(position).dtype == aoti_torch_dtype_int64() && position.numel() == 1, op,
             "position must be one number, int64");
@@ -111,6 +107,8 @@ Tensor decode_attention_(const Tensor& q, const Tensor& k, const Tensor& v, cons
   a.v = v.const_data_ptr();
   a.keys = keys.mutable_data_ptr();
   a.values = values.mutable_data_ptr();
+  check_words(op, "keys", a.keys, a.key_strides, element);
+  check_words(op, "values", a.values, a.value_strides, element);
   a.position = static_cast<const int64_t*>(position.const_data_ptr());
   a.mask = data_or_null(mask);
   a.cos = data_or_null(cos);

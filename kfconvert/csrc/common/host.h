@@ -156,6 +156,12 @@ inline Tensor contiguous_copy(const Tensor& t) {
 
 inline Tensor as_contiguous(const Tensor& t) { return t.is_contiguous() ? t : contiguous_copy(t); }
 
+// Whether rows, so many elements of a size apart, can be read in words of 16 bytes.
+inline bool has_words(const void* data, int64_t stride, int64_t element = 2) {
+  constexpr int64_t kWord = 16;
+  return reinterpret_cast<uintptr_t>(data) % kWord == 0 && stride * element % kWord == 0;
+}
+
 // Whether the elements fill one block of memory without gaps or overlaps, in whatever order of dimensions.
 inline bool is_dense(const Tensor& t) {
   if (t.is_contiguous()) return true;

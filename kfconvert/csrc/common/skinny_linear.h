@@ -10,12 +10,6 @@ namespace kfc {
 // The most rows of x.
 constexpr int64_t kSkinnyRows = 16;
 
-// Whether rows, so many elements of a size apart, can be read in words of 16 bytes.
-inline bool has_words(const void* data, int64_t stride, int64_t element = 2) {
-  constexpr int64_t kWord = 16;
-  return reinterpret_cast<uintptr_t>(data) % kWord == 0 && stride * element % kWord == 0;
-}
-
 // Sets the layout of the weight; false where the kernels do not take it.
 inline bool set_weight(SkinnyProduct& a, const Tensor& weight) {
   a.weight = weight.const_data_ptr();
